@@ -1,0 +1,1 @@
+"""Carillon: a multi-tenant HTTP scheduler anchored in PostgreSQL."""
