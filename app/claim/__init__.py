@@ -1,0 +1,1 @@
+"""How due runs reach this replica, and how their leases are kept: strategy, ring, keeper, reaper."""

@@ -1,0 +1,74 @@
+"""What an executor must know of a schedule to deliver its runs, and which runs overlap an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from app.domain import retry as retry_policy
+from app.domain import target as targets
+from app.domain.ids import RunId, ScheduleId
+from app.domain.retry import RetryPolicy
+from app.domain.run import ClaimedRun
+from app.domain.target import Target
+from app.errors import InvalidInput
+from app.store.pool import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One version of a schedule as the executor carries it out. `problem` says why its target cannot be used."""
+
+    schedule_id: ScheduleId
+    version: int
+    name: str
+    target: Target | None
+    retry: RetryPolicy
+    skips_overlap: bool
+    problem: str | None = None
+
+
+READ_ORDERS = """SELECT s.id, s.version, s.name, s.target, s.retry, s.overlap = 'skip'
+  FROM unnest($1::uuid[]) AS g(id)
+  JOIN schedule AS s ON s.id = g.id"""
+
+
+async def read_orders(conn: Connection, schedules: Collection[ScheduleId]) -> list[Order]:
+    """The current orders of `schedules`, unknown ones left out. A row that cannot be read is an Order with a problem."""
+    rows = await conn.fetch(READ_ORDERS, sorted(schedules))
+    orders = []
+    for schedule_id, version, name, target_text, retry_text, skips_overlap in rows:
+        target: Target | None = None
+        retry = RetryPolicy()
+        problem = None
+        try:
+            target = targets.from_json(target_text)
+            retry = retry_policy.from_json(retry_text)
+        except InvalidInput as error:
+            problem = str(error)
+        orders.append(Order(ScheduleId(schedule_id), version, name, target, retry, skips_overlap, problem))
+    return orders
+
+
+# Through the tenant's part of the claim index, whose size is the tenant's open runs: the guard index would walk the
+# schedule's whole history.
+OVERLAPPING = """SELECT g.id
+  FROM unnest($1::uuid[], $2::timestamptz[], $3::uuid[], $4::uuid[]) AS g(id, scheduled_for, tenant_id, schedule_id)
+ WHERE EXISTS (SELECT 1
+                 FROM job_run AS earlier
+                WHERE earlier.tenant_id = g.tenant_id
+                  AND earlier.status IN ('pending', 'retrying')
+                  AND earlier.schedule_id = g.schedule_id
+                  AND earlier.scheduled_for < g.scheduled_for)"""
+
+
+async def overlapping(conn: Connection, runs: Sequence[ClaimedRun]) -> set[RunId]:
+    """Those of `runs` whose schedule has an earlier run that has not ended. The order decides, so two replicas agree."""
+    rows = await conn.fetch(
+        OVERLAPPING,
+        [run.lease.ref.id for run in runs],
+        [run.lease.ref.scheduled_for for run in runs],
+        [run.lease.ref.tenant_id for run in runs],
+        [run.schedule_id for run in runs],
+    )
+    return {RunId(row[0]) for row in rows}

@@ -1,0 +1,208 @@
+"""Writing what an outcome means: complete, retry, fail, cancel, and the minimal `mark_failed`.
+
+Each verb is one statement for many runs: the run rows and the evidence of exactly the rows that were updated, so that
+a lease lost on the way loses its evidence too (the claim that took it wrote `lease_lost`). All verbs return the keys
+they wrote; a key that is missing was not ours any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from app.domain.outcome import (
+    Abandoned,
+    Answer,
+    Blocked,
+    Delivered,
+    Outcome,
+    Rejected,
+    TimedOut,
+    Timing,
+    Unreachable,
+    is_maybe_delivered,
+    name_of,
+)
+from app.domain.run import Cancel, Evidence, Fail, Reason, Retry, Settled
+from app.store.leases import Key, key_of
+from app.store.pool import Connection
+
+_GIVEN = """WITH given AS (
+    SELECT *
+      FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::text[], $5::boolean[], $6::text[], $7::int[],
+                  $8::timestamptz[], $9::timestamptz[], $10::int[], $11::int[], $12::int[], $13::jsonb[],
+                  $14::jsonb[], $15::text[], $16::text[], $17::int[], $18::text[], $19::interval[])
+        AS g(id, scheduled_for, token, outcome, maybe_delivered, error, status_code, started_at, finished_at,
+             connect_us, first_byte_us, total_us, request, response_headers, response_excerpt, worker,
+             schedule_version, reason, delay)
+), written AS (
+    UPDATE job_run AS r
+       SET claimed_by = NULL,
+           claim_expires_at = NULL,
+           """
+
+_EVIDENCE = """
+      FROM given AS g
+     WHERE r.id = g.id
+       AND r.scheduled_for = g.scheduled_for
+       AND r.status IN ('pending', 'retrying')
+       AND r.claimed_by = g.token
+    RETURNING r.id, r.scheduled_for, r.tenant_id, r.attempt
+), evidence AS (
+    INSERT INTO run_attempt (run_id, scheduled_for, attempt, tenant_id, schedule_version, outcome, maybe_delivered,
+                             error, status_code, started_at, finished_at, connect_us, first_byte_us, total_us,
+                             request, response_headers, response_excerpt, worker, lease_token)
+    SELECT w.id, w.scheduled_for, w.attempt, w.tenant_id, g.schedule_version, g.outcome, g.maybe_delivered, g.error,
+           g.status_code, g.started_at, g.finished_at, g.connect_us, g.first_byte_us, g.total_us, g.request,
+           g.response_headers, g.response_excerpt, g.worker, g.token
+      FROM written AS w
+      JOIN given AS g ON g.id = w.id AND g.scheduled_for = w.scheduled_for
+     WHERE g.outcome IS NOT NULL
+        ON CONFLICT (run_id, scheduled_for, attempt) DO NOTHING
+)
+SELECT scheduled_for, id FROM written"""
+
+COMPLETE = f"{_GIVEN}status = 'succeeded', reason = NULL, finished_at = clock_timestamp(){_EVIDENCE}"
+
+
+async def complete(conn: Connection, items: Sequence[Settled]) -> set[Key]:
+    """The runs have succeeded."""
+    return await _write(conn, COMPLETE, items)
+
+
+# A cancel asked for meanwhile must not wait for the backoff: due at once, the next claim settles it as cancelled.
+RETRY = f"""{_GIVEN}status = 'retrying', reason = NULL,
+           fire_after = now() + CASE WHEN r.cancel_requested_at IS NULL THEN g.delay ELSE '0' END{_EVIDENCE}"""
+
+
+async def retry(conn: Connection, items: Sequence[Settled]) -> set[Key]:
+    """The runs get another attempt after their delay."""
+    return await _write(conn, RETRY, items)
+
+
+FAIL = f"{_GIVEN}status = 'failed', reason = g.reason, finished_at = clock_timestamp(){_EVIDENCE}"
+
+
+async def fail(conn: Connection, items: Sequence[Settled]) -> set[Key]:
+    """The runs have failed for good, each with its reason."""
+    return await _write(conn, FAIL, items)
+
+
+CANCEL = f"{_GIVEN}status = 'cancelled', reason = g.reason, finished_at = clock_timestamp(){_EVIDENCE}"
+
+
+async def cancel(conn: Connection, items: Sequence[Settled]) -> set[Key]:
+    """The runs end cancelled, each with its reason; evidence only where a request may have left."""
+    return await _write(conn, CANCEL, items)
+
+
+MARK_FAILED = """UPDATE job_run AS r
+   SET status = 'failed', reason = $4, finished_at = clock_timestamp(), claimed_by = NULL, claim_expires_at = NULL
+ WHERE r.id = $1
+   AND r.scheduled_for = $2
+   AND r.status IN ('pending', 'retrying')
+   AND r.claimed_by = $3
+RETURNING r.id"""
+
+
+async def mark_failed(conn: Connection, item: Settled, *, reason: Reason) -> bool:
+    """Last resort after a refused settlement: the run row alone, nothing else that could be refused."""
+    ref = item.lease.ref
+    written = await conn.fetchval(MARK_FAILED, ref.id, ref.scheduled_for, item.lease.token, reason.value)
+    return written is not None
+
+
+WITH_OUR_EVIDENCE = """SELECT a.scheduled_for, a.run_id
+  FROM unnest($1::uuid[], $2::timestamptz[], $3::smallint[], $4::text[]) AS g(id, scheduled_for, attempt, token)
+  JOIN run_attempt AS a
+    ON a.run_id = g.id AND a.scheduled_for = g.scheduled_for AND a.attempt = g.attempt
+ WHERE a.lease_token = g.token
+   AND a.outcome <> 'lease_lost'"""
+
+
+async def written_before(conn: Connection, items: Sequence[Settled]) -> set[Key]:
+    """After a COMMIT of unknown outcome: the settlements that had in fact been written, known by their evidence."""
+    ordered = sorted(items, key=lambda item: key_of(item.lease))
+    rows = await conn.fetch(
+        WITH_OUR_EVIDENCE,
+        [item.lease.ref.id for item in ordered],
+        [item.lease.ref.scheduled_for for item in ordered],
+        [item.lease.attempt for item in ordered],
+        [item.lease.token for item in ordered],
+    )
+    return {(row[0], row[1]) for row in rows}
+
+
+async def _write(conn: Connection, statement: str, items: Sequence[Settled]) -> set[Key]:
+    ordered = sorted(items, key=lambda item: key_of(item.lease))
+    table = [_row(item) for item in ordered]
+    rows = await conn.fetch(statement, *(list(column) for column in zip(*table, strict=True)))
+    return {(row[0], row[1]) for row in rows}
+
+
+def _row(item: Settled) -> tuple[Any, ...]:
+    """One row of `given`, in its column order."""
+    reason: str | None = None
+    delay: timedelta | None = None
+    match item.settlement:
+        case Fail() | Cancel():
+            reason = item.settlement.reason.value
+        case Retry():
+            delay = item.settlement.delay
+        case _:
+            pass
+    ref = item.lease.ref
+    return (ref.id, ref.scheduled_for, item.lease.token, *_evidence(item.evidence), reason, delay)
+
+
+_NO_EVIDENCE = (None,) * 14
+
+
+def _evidence(evidence: Evidence | None) -> tuple[Any, ...]:
+    if evidence is None:
+        return _NO_EVIDENCE
+    answer, timing, error = _parts(evidence.outcome)
+    sent = evidence.sent
+    return (
+        name_of(evidence.outcome),
+        is_maybe_delivered(evidence.outcome),
+        error,
+        None if answer is None else answer.status,
+        evidence.started_at,
+        evidence.finished_at,
+        _micros(timing.connect),
+        _micros(timing.first_byte),
+        _micros(timing.total),
+        None
+        if sent is None
+        else json.dumps(
+            {
+                "method": sent.method,
+                "url": sent.url,
+                "headers": dict(sent.headers),
+                "body_bytes": sent.body_bytes,
+            }
+        ),
+        None if answer is None else json.dumps(dict(answer.headers)),
+        None if answer is None else answer.excerpt,
+        evidence.worker,
+        evidence.schedule_version,
+    )
+
+
+def _parts(outcome: Outcome) -> tuple[Answer | None, Timing, str | None]:
+    match outcome:
+        case Delivered() | Rejected():
+            return outcome.answer, outcome.timing, None
+        case TimedOut():
+            return None, outcome.timing, f"timed out: {outcome.phase}"
+        case Unreachable():
+            return None, outcome.timing, f"{outcome.error}: {outcome.detail}"
+        case Blocked() | Abandoned():
+            return None, outcome.timing, outcome.detail
+
+
+def _micros(span: timedelta | None) -> int | None:
+    return None if span is None else (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
