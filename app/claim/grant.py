@@ -1,29 +1,13 @@
-"""Claim tokens and the local deadline of a lease."""
+"""The terms of each claim: its token."""
 
 from __future__ import annotations
 
 import secrets
-import time
 from datetime import timedelta
 from itertools import count
 
+from app.boottime import boottime
 from app.store.claims import Grant
-
-MARGIN_SHARE = 0.1
-"""This part of a lease is kept back for the way of the answer and for a slow loop: nothing is sent in it."""
-
-
-def boottime() -> float:
-    """Seconds on CLOCK_BOOTTIME, which goes on while the host is suspended (CLOCK_MONOTONIC stands still)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def sendable_until(asked_at: float, ttl: timedelta) -> float:
-    """The boot-time second after which a lease asked for at `asked_at` must not be used to send anything.
-
-    Counted from before the statement was sent, so it always ends before the database's own expiry does.
-    """
-    return asked_at + ttl.total_seconds() * (1 - MARGIN_SHARE)
 
 
 class Grants:
@@ -39,8 +23,4 @@ class Grants:
         self._ttl = ttl
 
     def new(self) -> Grant:
-        return Grant(
-            token=f"{self._prefix}/{next(self._numbers)}",
-            ttl=self._ttl,
-            sent_before=sendable_until(boottime(), self._ttl),
-        )
+        return Grant(token=f"{self._prefix}/{next(self._numbers)}", ttl=self._ttl, asked_at=boottime())

@@ -18,7 +18,7 @@ class ClaimStrategy(Protocol):
     async def open(self) -> None:
         """Get ready. Raises ConfigError for wrong configuration, never because something is unreachable."""
 
-    def announce(self, runs: Sequence[RunRef]) -> None:
+    async def announce(self, runs: Sequence[RunRef]) -> None:
         """Tell executors, after the commit, that these runs exist. Returns at once, never raises; may be lost."""
 
     async def claim(self, limit: int) -> list[ClaimedRun]:
@@ -26,9 +26,6 @@ class ClaimStrategy(Protocol):
 
         Waits a moment when nothing is due. Cancelling it loses nothing: what was leased is given back.
         """
-
-    def nudge(self) -> None:
-        """Something may be due at once (a run was planned or released here): end the wait of `claim` early."""
 
     async def leave(self) -> None:
         """Receive no more: `claim` returns nothing from here on. Leases are untouched."""

@@ -64,8 +64,9 @@ class Lease:
 class ClaimedRun:
     """A leased run with everything that admission needs; the target is looked up by (schedule, version).
 
-    `granted_at` is the database's clock at the claim. `sent_before` is a CLOCK_BOOTTIME reading in seconds:
-    after it, nothing may be sent under this lease unless it was extended.
+    `granted_at` is the database's clock at the claim. `asked_at` and `answered_at` are CLOCK_BOOTTIME readings in
+    seconds from before the claim was sent and after it was answered: the lease's local deadline counts from the first,
+    the database's time goes on from the second.
     """
 
     lease: Lease
@@ -76,7 +77,8 @@ class ClaimedRun:
     delivery_id: DeliveryId
     max_attempts: int
     granted_at: datetime
-    sent_before: float
+    asked_at: float
+    answered_at: float
     is_exhausted: bool
     is_expired: bool
     is_cancel_requested: bool

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
+from app.boottime import boottime
 from app.domain.ids import EPOCH, DeliveryId, RunId, ScheduleId, TenantId
 from app.domain.run import ClaimedRun, Lease, Origin, RunRef
 from app.store.pool import Connection, Row
@@ -46,11 +47,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The terms of one claim: its token, the lease's length, and the boot-time second after which nothing is sent."""
+    """The terms of one claim: its token, the lease's length, and the boot-time second just before it is sent."""
 
     token: str
     ttl: timedelta
-    sent_before: float
+    asked_at: float
 
 
 # `due` is MATERIALIZED so that the UPDATE can never run it twice and lock more rows than LIMIT. `lost` is the evidence
@@ -233,6 +234,7 @@ async def release_by_token(conn: Connection, token: str) -> int:
 
 def _claimed(rows: Sequence[Row], grant: Grant) -> list[ClaimedRun]:
     """RETURNING order is not claim order: sorted here by (fire_after, id)."""
+    answered_at = boottime()
     runs = [
         ClaimedRun(
             lease=Lease(
@@ -245,7 +247,8 @@ def _claimed(rows: Sequence[Row], grant: Grant) -> list[ClaimedRun]:
             delivery_id=DeliveryId(row[7]),
             max_attempts=row[8],
             granted_at=row[14],
-            sent_before=grant.sent_before,
+            asked_at=grant.asked_at,
+            answered_at=answered_at,
             is_exhausted=row[11],
             is_expired=row[12],
             is_cancel_requested=row[13],
