@@ -28,7 +28,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Phases of one attempt; None for a phase that was not reached or is not told apart."""
+    """Phases of one attempt, each from its start; None for a phase that was not reached.
+
+    `connect`: until the connection was ready for the request (name, TCP and TLS; next to nothing when one was
+    reused), so the first byte left at start + `connect`. `first_byte`: until the answer's head was complete.
+    """
 
     connect: timedelta | None = None
     first_byte: timedelta | None = None
@@ -53,7 +57,11 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The deadline of the whole attempt passed. `is_maybe_delivered` when the request may have left."""
+    """The deadline of the whole attempt passed. `is_maybe_delivered` when the request may have left.
+
+    `phase` is where it passed: `dns`, `connect` (TCP and TLS), `answer` (the request was handed over and its
+    answer's head was not complete), `body` (of the answer).
+    """
 
     phase: str
     is_maybe_delivered: bool
@@ -64,8 +72,8 @@ class TimedOut:
 class Unreachable:
     """No usable answer: refused, unresolvable, TLS failure, connection lost, malformed answer.
 
-    `error` names the class (`dns`, `connect`, `tls`, `disconnected`, `protocol`, `too_large`, …); `detail` is safe
-    text without resolved addresses of ours.
+    `error` names the class (`dns`, `connect`, `tls`, `disconnected`, `protocol`, `too_large`, or `local` when
+    this replica had no socket left); `detail` is safe text without resolved addresses of ours.
     """
 
     error: str
@@ -92,6 +100,13 @@ class Abandoned:
 
 
 Outcome = Delivered | Rejected | TimedOut | Unreachable | Blocked | Abandoned
+
+
+def judge(answer: Answer, timing: Timing) -> Delivered | Rejected:
+    """A complete answer is a success exactly when its status is 200 to 299."""
+    if 200 <= answer.status <= 299:
+        return Delivered(answer, timing)
+    return Rejected(answer, timing)
 
 
 def name_of(outcome: Outcome) -> str:
