@@ -11,7 +11,6 @@ from app.domain.ids import RunId, ScheduleId
 from app.domain.retry import RetryPolicy
 from app.domain.run import ClaimedRun
 from app.domain.target import Target
-from app.errors import InvalidInput
 from app.store.pool import Connection
 
 
@@ -44,8 +43,8 @@ async def read_orders(conn: Connection, schedules: Collection[ScheduleId]) -> li
         try:
             target = targets.from_json(target_text)
             retry = retry_policy.from_json(retry_text)
-        except InvalidInput as error:
-            problem = str(error)
+        except (ValueError, KeyError, TypeError) as error:
+            problem = f"the stored target or retry policy cannot be read ({type(error).__name__})"
         orders.append(Order(ScheduleId(schedule_id), version, name, target, retry, skips_overlap, problem))
     return orders
 
