@@ -1,0 +1,1 @@
+"""Commands of the `carillon` program. Each module exports one typer app and imports lazily."""
