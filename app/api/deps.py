@@ -1,0 +1,37 @@
+"""What the API is given by the composition root, and how a route gets at it. There is no other state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from fastapi import Request
+
+from app.domain.address import AddressPolicy
+from app.loops import LoopHealth
+from app.settings import ApiSettings
+from app.store.pool import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class ApiDeps:
+    """`planner_patience` is how old the planner's last success may be for this replica to count as ready;
+    None where the planner does not run. `lookahead` is how far ahead runs are planned, and so shown by
+    default.
+    """
+
+    pool: Pool
+    settings: ApiSettings
+    health: LoopHealth
+    address_policy: AddressPolicy
+    is_draining: Callable[[], bool]
+    planner_patience: timedelta | None
+    lookahead: timedelta
+    version: str
+
+
+def deps_of(request: Request) -> ApiDeps:
+    deps = request.app.state.deps
+    assert isinstance(deps, ApiDeps)
+    return deps
