@@ -202,7 +202,7 @@ def backoff(failures: int, every: timedelta, rng: random.Random) -> timedelta:
 
 
 async def sleep_or_stop(pause: timedelta, stop: asyncio.Event) -> bool:
-    """Sleeps, or returns early because of the stop. True when it is time to stop. Even a pause of zero yields."""
+    """Sleeps, or returns early at the stop. True when it is time to stop. Even a pause of zero yields."""
     if pause <= timedelta():
         await asyncio.sleep(0)
         return stop.is_set()
