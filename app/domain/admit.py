@@ -1,4 +1,4 @@
-"""Admission: may this claimed run be sent, or how does it end without being sent? Judged at fire time, under its lease."""
+"""Admission: may this claimed run be sent, or how does it end unsent? Judged at fire time, under its lease."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ def admit(run: ClaimedRun) -> Settlement | None:
         return Fail(Reason.ATTEMPTS_SPENT)
     if run.is_expired:
         return Fail(Reason.EXPIRED)
-    match run.schedule_status:
-        case None | "deleted":
-            return Cancel(Reason.SCHEDULE_DELETED)
-        case "paused" if run.origin is Origin.SCHEDULE:
-            return Cancel(Reason.SCHEDULE_PAUSED)
-        case "error" if run.origin is Origin.SCHEDULE:
-            return Cancel(Reason.SCHEDULE_QUARANTINED)
-        case _:
-            return None
+    if run.schedule_status in (None, "deleted"):
+        return Cancel(Reason.SCHEDULE_DELETED)
+    if run.schedule_status in _STOPPED and run.origin is Origin.SCHEDULE:
+        return Cancel(_STOPPED[run.schedule_status])
+    return None
+
+
+_STOPPED = {"paused": Reason.SCHEDULE_PAUSED, "error": Reason.SCHEDULE_QUARANTINED}

@@ -18,11 +18,12 @@ from app import metrics
 from app.boottime import boottime
 from app.claim.keeper import Hold, LeaseKeeper, Standing
 from app.domain.admit import admit
-from app.domain.outcome import Abandoned, Outcome, Sent, name_of
+from app.domain.outcome import Abandoned, Blocked, Outcome, Sent, name_of
 from app.domain.retry import decide
 from app.domain.run import Cancel, ClaimedRun, Evidence, Fail, Reason, Release, Settled, Settlement
 from app.errors import LeaseLost
-from app.executor.deliver import Deliverer, Flight
+from app.executor.deliver import Deliverer
+from app.executor.flight import Flight
 from app.executor.headers import identity_headers
 from app.executor.settler import Settler
 from app.store.orders import Order
@@ -145,8 +146,9 @@ def _evidence(
 def _count(run: ClaimedRun, evidence: Evidence) -> None:
     metrics.ATTEMPTS.labels(outcome=name_of(evidence.outcome)).inc()
     metrics.DELIVERY_SECONDS.observe((evidence.finished_at - evidence.started_at).total_seconds())
-    if run.lease.attempt == 1:
-        lateness = evidence.started_at - run.lease.ref.scheduled_for
+    if run.lease.attempt == 1 and not isinstance(evidence.outcome, Blocked):
+        connecting = evidence.outcome.timing.connect or timedelta()
+        lateness = evidence.started_at + connecting - run.lease.ref.scheduled_for
         metrics.FIRE_LATENESS_SECONDS.observe(max(0.0, lateness.total_seconds()))
 
 

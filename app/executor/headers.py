@@ -1,4 +1,4 @@
-"""The headers by which a receiver knows what it got: the delivery's identity, the same on every attempt but its number."""
+"""The headers by which a receiver knows what it got: the same on every attempt, but for its number."""
 
 from __future__ import annotations
 

@@ -28,7 +28,11 @@ class OrderBook:
         lacking: set[ScheduleId] = set()
         for run in runs:
             order = self._kept.get(run.schedule_id)
-            if order is not None and run.schedule_version is not None and order.version >= run.schedule_version:
+            if (
+                order is not None
+                and run.schedule_version is not None
+                and order.version >= run.schedule_version
+            ):
                 self._kept.move_to_end(run.schedule_id)
                 found[run.schedule_id] = order
             elif run.schedule_version is not None:
@@ -42,11 +46,13 @@ class OrderBook:
         return found
 
     async def overlapping(self, runs: Sequence[ClaimedRun], found: dict[ScheduleId, Order]) -> set[RunId]:
-        """Those of `runs` that their schedule's policy skips because an earlier run has not ended. Judged at fire time."""
+        """Those of `runs` that their schedule's policy skips because an earlier run has not ended."""
         asked = [
             run
             for run in runs
-            if (order := found.get(run.schedule_id)) is not None and order.skips_overlap and run.lease.attempt == 1
+            if (order := found.get(run.schedule_id)) is not None
+            and order.skips_overlap
+            and run.lease.attempt == 1
         ]
         if not asked:
             return set()

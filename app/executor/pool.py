@@ -42,6 +42,7 @@ class Executor:
         self._batch = batch
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
         metrics.SLOTS.set(load.slots)
 
     async def claim_and_start(self) -> timedelta | None:
@@ -61,6 +62,10 @@ class Executor:
         """From here on nothing new is started; what a claim still returns is given back."""
         self._stop.set()
 
+    def hurry(self) -> None:
+        """Do not wait for the grace any longer."""
+        self._hurry.set()
+
     async def drain(self, *, grace: timedelta, settle_within: timedelta) -> int:
         """Let what is in flight finish within `grace`, then abandon it; how many runs are left unsettled at the end.
 
@@ -68,18 +73,25 @@ class Executor:
         spent, because giving the attempt back would send the same number twice.
         """
         self.stop_taking()
-        if self._tasks and not await self._finished_within(grace):
+        if not await self._finished_within(grace, unless=self._hurry):
             logger.warning("drain.abandoning", extra={"in_flight": self._load.in_flight})
             self._desk.keeper.abandon_all()
-            await self._finished_within(settle_within)
+            await self._finished_within(settle_within, unless=asyncio.Event())
         for task in list(self._tasks):
             task.cancel()
         return self._load.in_flight
 
-    async def _finished_within(self, span: timedelta) -> bool:
-        end = asyncio.get_running_loop().time() + span.total_seconds()
-        while self._tasks and (left := end - asyncio.get_running_loop().time()) > 0:
-            await asyncio.wait(list(self._tasks), timeout=left)
+    async def _finished_within(self, span: timedelta, *, unless: asyncio.Event) -> bool:
+        """Wait for all tasks, and those that they start, until the time is over or `unless` is set."""
+        called_off = asyncio.create_task(unless.wait())
+        try:
+            async with asyncio.timeout(span.total_seconds()):
+                while self._tasks and not unless.is_set():
+                    await asyncio.wait({*self._tasks, called_off}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            return not self._tasks
+        finally:
+            called_off.cancel()
         return not self._tasks
 
     async def _idle_slots(self) -> int:

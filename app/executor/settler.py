@@ -107,6 +107,7 @@ class Settler:
         items = [pending.item for pending in members]
         pause = REPEAT_FIRST
         is_unsure = False
+        written: set[Key] = set()
         while True:
             try:
                 async with acquire(self._pool) as conn:

@@ -96,7 +96,12 @@ CLAIM_DUE = f"""WITH due AS MATERIALIZED (
 
 
 async def claim_due(
-    conn: Connection, grant: Grant, *, limit: int, behind: Cursor = LEFT_END, overdue_by: timedelta = timedelta()
+    conn: Connection,
+    grant: Grant,
+    *,
+    limit: int,
+    behind: Cursor = LEFT_END,
+    overdue_by: timedelta = timedelta(),
 ) -> list[ClaimedRun]:
     """Lease at most `limit` due runs, oldest first, behind a cursor; only runs due for at least `overdue_by`."""
     rows = await conn.fetch(
