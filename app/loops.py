@@ -60,6 +60,7 @@ class Loop:
     """`every` runs from the start of one turn to the start of the next; an overlong turn is followed at once.
 
     `patience` is how long a turn may take before the loop counts as hung (five times `every` at least).
+    `recovery` bounds the pause after failures: how late a loop may notice that its database is back.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Loop:
     body: Body
     wake: Wake | None = None
     patience: timedelta = PATIENCE
+    recovery: timedelta = BACKOFF_CAP
 
 
 @dataclass(slots=True)
@@ -132,7 +134,7 @@ async def run_loop(
     """Runs the body again and again until `stop`; a turn that has begun is finished.
 
     A failing turn is logged with its traceback, counted, and followed by a pause that doubles up to
-    `BACKOFF_CAP` and that no wake cuts short. Cancellation of the task passes through.
+    the loop's `recovery` and that no wake cuts short. Cancellation of the task passes through.
     """
     rng = rng or random.Random()
     limit = max(5 * loop.every, loop.patience)
@@ -148,7 +150,7 @@ async def run_loop(
                 wanted = await _turn(loop.body)
             except Exception:
                 failures += 1
-                pause = backoff(failures, loop.every, rng)
+                pause = backoff(failures, loop.every, rng, cap=loop.recovery)
                 health.failed(loop.name)
                 metrics.LOOP_ERRORS.labels(loop.name).inc()
                 logger.exception(
@@ -194,10 +196,12 @@ def _until_next(every: timedelta, began: float) -> timedelta:
     return max(every - timedelta(seconds=time.monotonic() - began), timedelta())
 
 
-def backoff(failures: int, every: timedelta, rng: random.Random) -> timedelta:
+def backoff(
+    failures: int, every: timedelta, rng: random.Random, *, cap: timedelta = BACKOFF_CAP
+) -> timedelta:
     """The pause after the nth failure in a row (n from 1): doubling, capped, the upper half of it random."""
     start = min(max(every, timedelta(milliseconds=100)), BACKOFF_START)
-    ceiling = min(start * (1 << min(failures - 1, 30)), BACKOFF_CAP)
+    ceiling = min(start * (1 << min(failures - 1, 30)), cap)
     return ceiling * rng.uniform(0.5, 1.0)
 
 

@@ -1,0 +1,267 @@
+"""`carillon dev`: everything on this machine with one command, gone with one Ctrl-C.
+
+Starts an embedded PostgreSQL, migrates it, starts the echo receiver and the replicas as children that die with us,
+makes a demo tenant with a key and two samples over the public API, and says what to try next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from app.errors import CarillonError
+from app.local.postgres import EmbeddedPostgres
+from app.local.processes import Child, log_tail, spawn, stop_all, wait_ended, wait_for_line
+from app.local.workspace import close_workspace, open_workspace
+from app.store import migrations
+
+READY_WITHIN = timedelta(seconds=60)
+FIRST_RUNS_WITHIN = timedelta(seconds=15)
+STOP_GRACE = timedelta(seconds=32)
+"""The drain's own grace, and a little."""
+DEMO_FILE = "carillon-dev.json"
+"""In a kept data folder: the demo tenant's key, which the database knows only by its digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`data_dir` None: a temporary folder that goes with us."""
+
+    port: int
+    replicas: int
+    data_dir: Path | None
+    claim_mode: str = "postgres"
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """The demo tenant as a person uses it."""
+
+    tenant_id: str
+    key: str
+
+
+def run(options: Options) -> int:
+    """Run until Ctrl-C, SIGTERM or the end of a child; the exit code. Main thread only."""
+    with contextlib.ExitStack() as stack:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _leave)
+        try:
+            _say("starting PostgreSQL …")
+            postgres = stack.enter_context(EmbeddedPostgres.start(options.data_dir))
+            workspace = open_workspace()
+            stack.callback(close_workspace, workspace)
+            children: list[Child] = []
+            stack.callback(lambda: stop_all(children, grace=STOP_GRACE))
+            return asyncio.run(_run(options, postgres, workspace.path, children))
+        except KeyboardInterrupt:
+            _say("stopping …")
+            return 0
+
+
+def _leave(_number: int, _frame: object) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+async def _run(options: Options, postgres: EmbeddedPostgres, folder: Path, children: list[Child]) -> int:
+    applied = await migrations.apply_all(postgres.dsn)
+    _say(f"PostgreSQL {postgres.version} is up, {len(applied)} migrations applied")
+    receiver = spawn(
+        [sys.executable, "-m", "app.local.receiver"],
+        env=_plain_environment(),
+        log_path=folder / "receiver.log",
+    )
+    children.append(receiver)
+    echo = await wait_for_line(receiver, "listening ", within=READY_WITHIN)
+    admin_key = secrets.token_urlsafe(32)
+    ports = _ports(options)
+    for number, port in enumerate(ports, start=1):
+        children.append(_spawn_replica(number, port, postgres.dsn, admin_key, options, folder))
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    async with httpx.AsyncClient(base_url=urls[0], trust_env=False, timeout=10) as client:
+        await _all_ready(client, urls, children)
+        demo = await _demo(client, admin_key, options)
+        client.headers["authorization"] = f"Bearer {demo.key}"
+        samples = await _samples(client, echo)
+        _say("ready")
+        print(_what_next(options, urls, echo, demo, admin_key, samples), flush=True)
+        watching = asyncio.create_task(_report_first_runs(client, samples))
+        try:
+            return await _first_end(children)
+        finally:
+            watching.cancel()
+
+
+def _spawn_replica(number: int, port: int, dsn: str, admin_key: str, options: Options, folder: Path) -> Child:
+    environment = {
+        **_plain_environment(),
+        "SCHEDULER_DATABASE_URL": dsn,
+        "SCHEDULER_CLAIM_MODE": options.claim_mode,
+        "SCHEDULER_REPLICA": f"dev-{number}",
+        "SCHEDULER_API_PORT": str(port),
+        "SCHEDULER_API_ADMIN_KEY": admin_key,
+        "SCHEDULER_EXECUTOR_ALLOW_LOOPBACK_TARGETS": "true",
+        "SCHEDULER_LOG_FORMAT": "text",
+    }
+    return spawn(
+        [sys.executable, "-m", "app", "serve"], env=environment, log_path=folder / f"replica-{number}.log"
+    )
+
+
+async def _all_ready(client: httpx.AsyncClient, urls: Sequence[str], children: Sequence[Child]) -> None:
+    """Wait for every replica's /readyz. Raises CarillonError, with the end of a log, when one does not come up."""
+    deadline = asyncio.get_running_loop().time() + READY_WITHIN.total_seconds()
+    for url in urls:
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if (await client.get(f"{url}/readyz")).status_code == httpx.codes.OK:
+                    break
+            for child in children:
+                if (code := child.process.poll()) is not None:
+                    raise CarillonError(f"a replica ended with code {code}:\n{log_tail(child.log_path)}")
+            if asyncio.get_running_loop().time() > deadline:
+                tails = "\n".join(log_tail(child.log_path) for child in children)
+                raise CarillonError(f"{url} is not ready after {READY_WITHIN.total_seconds():g} s:\n{tails}")
+            await asyncio.sleep(0.05)
+
+
+async def _demo(client: httpx.AsyncClient, admin_key: str, options: Options) -> Demo:
+    """The demo tenant: the one of an earlier run where the data was kept, else a new one."""
+    kept = None if options.data_dir is None else options.data_dir / DEMO_FILE
+    if kept is not None and kept.exists():
+        known = json.loads(kept.read_text(encoding="utf-8"))
+        return Demo(known["tenant_id"], known["key"])
+    client.headers["authorization"] = f"Bearer {admin_key}"
+    tenant = await _call(client, "POST", "/v1/tenants", {"name": "demo"})
+    key = await _call(
+        client, "POST", f"/v1/tenants/{tenant['id']}/keys", {"name": "demo", "scopes": ["read", "write"]}
+    )
+    demo = Demo(tenant["id"], key["key"])
+    if kept is not None:
+        kept.touch(mode=0o600)
+        kept.write_text(json.dumps({"tenant_id": demo.tenant_id, "key": demo.key}), encoding="utf-8")
+    return demo
+
+
+async def _samples(client: httpx.AsyncClient, echo: str) -> dict[str, str]:
+    """Two schedules that fire at once: an interval of 5 s and a one-off; ids by name. A kept interval is used again."""
+    listed = await _call(client, "GET", "/v1/schedules?limit=200", None)
+    samples: dict[str, str] = {}
+    for schedule in listed["items"]:
+        if schedule["name"] == "every five seconds" and schedule["status"] == "active":
+            samples[schedule["name"]] = schedule["id"]
+            body = {"target": {"method": "POST", "url": f"{echo}/every-5s", "body": '{"hello": "again"}'}}
+            await _call(client, "PATCH", f"/v1/schedules/{schedule['id']}", body)
+    soon = (datetime.now(UTC) + timedelta(seconds=3)).isoformat(timespec="milliseconds")
+    wanted: dict[str, tuple[dict[str, Any], str]] = {
+        "every five seconds": ({"kind": "every", "every_seconds": 5}, "every-5s"),
+        "once": ({"kind": "once", "at": soon}, "once"),
+    }
+    for name, (recurrence, path) in wanted.items():
+        if name not in samples:
+            target = {"method": "POST", "url": f"{echo}/{path}", "body": json.dumps({"hello": name})}
+            made = await _call(
+                client, "POST", "/v1/schedules", {"name": name, "recurrence": recurrence, "target": target}
+            )
+            samples[name] = made["id"]
+    return samples
+
+
+async def _report_first_runs(client: httpx.AsyncClient, samples: dict[str, str]) -> None:
+    """Say when each sample's first run has succeeded: the proof that it works."""
+    waiting = dict(samples)
+    async with asyncio.timeout(FIRST_RUNS_WITHIN.total_seconds()):
+        while waiting:
+            for name, schedule_id in list(waiting.items()):
+                runs = await _call(
+                    client, "GET", f"/v1/runs?schedule_id={schedule_id}&status=succeeded&limit=1", None
+                )
+                for run in runs["items"]:
+                    _say(f"delivered: '{name}', planned for {run['scheduled_for']}, run {run['id']}")
+                    del waiting[name]
+            await asyncio.sleep(0.5)
+
+
+async def _call(client: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    answer = await client.request(method, path, json=body)
+    if answer.is_error:
+        raise CarillonError(f"{method} {path} answered {answer.status_code}: {answer.text[:500]}")
+    return answer.json()
+
+
+async def _first_end(children: Sequence[Child]) -> int:
+    """Wait until some child ends, which none should: its log says why."""
+    waits = {asyncio.create_task(wait_ended(child)): child for child in children}
+    done, rest = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    ended = waits[done.pop()]
+    raise CarillonError(
+        f"{ended.name} ended with code {ended.process.returncode}:\n{log_tail(ended.log_path)}"
+    )
+
+
+def _plain_environment() -> dict[str, str]:
+    """Ours without SCHEDULER_*: what a developer has set for another installation must not leak in here."""
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith("SCHEDULER_")}
+
+
+def _ports(options: Options) -> list[int]:
+    """Replica 1 on the wanted port or, where that is taken, on a free one like the others."""
+    ports: list[int] = []
+    with contextlib.ExitStack() as held:
+        for wanted in [options.port] + [0] * (options.replicas - 1):
+            try:
+                taken = held.enter_context(socket.create_server(("127.0.0.1", wanted)))
+            except OSError:
+                _say(f"port {wanted} is taken, using another")
+                taken = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+            ports.append(taken.getsockname()[1])
+    return ports
+
+
+def _say(text: str) -> None:
+    print(f"carillon dev: {text}", flush=True)
+
+
+def _what_next(
+    options: Options, urls: Sequence[str], echo: str, demo: Demo, admin_key: str, samples: dict[str, str]
+) -> str:
+    others = "".join(f"\n  replica {number}   {url}" for number, url in enumerate(urls[1:], start=2))
+    kept = (
+        f"kept in {options.data_dir}" if options.data_dir else "gone when you stop (keep it: --data-dir DIR)"
+    )
+    return f"""
+  API         {urls[0]}   (documentation: {urls[0]}/docs){others}
+  receiver    {echo}   (answers every request with what it got)
+  data        {kept}
+
+  export CARILLON={urls[0]}
+  export KEY={demo.key}
+  export ADMIN={admin_key}
+
+Try next:
+  curl -s $CARILLON/v1/runs -H "Authorization: Bearer $KEY"
+  curl -s $CARILLON/v1/schedules -H "Authorization: Bearer $KEY"
+  curl -s $CARILLON/v1/schedules -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' \\
+    -d '{{"name": "hourly", "recurrence": {{"kind": "cron", "cron": "0 * * * *", "timezone": "Europe/Berlin"}},
+         "target": {{"url": "{echo}/hourly"}}}}'
+  curl -s -X POST $CARILLON/v1/schedules/{samples["once"]}/run -H "Authorization: Bearer $KEY"
+
+Ctrl-C stops everything.
+"""
