@@ -96,7 +96,7 @@ for _outcome in ("delivered", "rejected", "timed_out", "unreachable", "blocked",
 
 # Settling.
 SETTLED = _counter("settled", "Settlements written, by what they said.", "settlement")
-for _settlement in ("complete", "retry", "fail", "defer", "release"):
+for _settlement in ("complete", "retry", "fail", "cancel", "defer", "release"):
     SETTLED.labels(_settlement)
 SETTLE_BATCH_SIZE = _histogram("settle_batch_size", "Settlements in one transaction.", _SIZES)
 SETTLE_SECONDS = _histogram("settle_seconds", "One settling transaction, begin to commit.", _SHORT)

@@ -1,0 +1,105 @@
+"""`carillon doctor`: what keeps this installation from working, one line per look. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from app.errors import CarillonError, ConfigError
+from app.settings import Settings, load_settings
+from app.store import migrations, partitions
+from app.store.planning import database_now
+from app.store.pool import Connection, close, connect
+
+OLDEST_POSTGRES = 15
+CLOCK_TOLERANCE = timedelta(seconds=2)
+"""The bound of ADR 0033 for the alert on clock skew."""
+HORIZON_WANTED = timedelta(days=10)
+"""Less than this before the last month ends, and maintenance has failed for weeks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One look: what was looked at, and what is wrong with it or how it is."""
+
+    subject: str
+    is_good: bool
+    text: str
+
+    def __str__(self) -> str:
+        word = "OK  " if self.is_good else "FAIL"
+        return f"{word} {self.subject}: " + self.text.replace("\n", "\n     ")
+
+
+async def examine(environ: Mapping[str, str] | None = None) -> AsyncIterator[Finding]:
+    """Look at everything that can be looked at; a look that needs a failed one before it is left out."""
+    try:
+        settings = load_settings(environ)
+    except ConfigError as error:
+        yield Finding("configuration", is_good=False, text=str(error))
+        return
+    roles = ", ".join(sorted(settings.roles))
+    yield Finding("configuration", is_good=True, text=f"complete; this replica would be {roles}")
+    try:
+        conn = await connect(settings.database.dsn, application_name="carillon doctor")
+    except CarillonError as error:
+        yield Finding("database", is_good=False, text=f"{settings.database.shown}: {error}")
+        return
+    try:
+        async for finding in _examine_database(conn, settings):
+            yield finding
+    finally:
+        await close(conn)
+
+
+async def _examine_database(conn: Connection, settings: Settings) -> AsyncIterator[Finding]:
+    version = _version(conn, settings)
+    yield version
+    yield await _clock(conn)
+    if not version.is_good:
+        return
+    schema = await _schema(conn)
+    yield schema
+    if schema.is_good:
+        yield await _months(conn)
+
+
+def _version(conn: Connection, settings: Settings) -> Finding:
+    version = conn.get_server_version()
+    place = f"{settings.database.shown} answers, PostgreSQL {version.major}.{version.minor}"
+    if version.major < OLDEST_POSTGRES:
+        return Finding("database", is_good=False, text=f"{place}; {OLDEST_POSTGRES} or newer is needed")
+    return Finding("database", is_good=True, text=place)
+
+
+async def _clock(conn: Connection) -> Finding:
+    asked_at = datetime.now(UTC)
+    there = await database_now(conn)
+    here = asked_at + (datetime.now(UTC) - asked_at) / 2
+    skew = here - there
+    text = f"this machine's clock is {skew.total_seconds():+.3f} s off the database's"
+    if abs(skew) > CLOCK_TOLERANCE:
+        return Finding(
+            "clock", is_good=False, text=f"{text}; more than {CLOCK_TOLERANCE.seconds} s is too much"
+        )
+    return Finding("clock", is_good=True, text=text)
+
+
+async def _schema(conn: Connection) -> Finding:
+    try:
+        await migrations.require_current(conn)
+    except CarillonError as error:
+        return Finding("schema", is_good=False, text=str(error))
+    return Finding("schema", is_good=True, text="that of this version")
+
+
+async def _months(conn: Connection) -> Finding:
+    now = await database_now(conn)
+    end = await partitions.horizon(conn, now=now)
+    if end is None:
+        return Finding("months", is_good=False, text="there is none for runs of now; does maintenance run?")
+    text = f"runs can be written until {end:%Y-%m-%d}"
+    if end - now < HORIZON_WANTED:
+        return Finding("months", is_good=False, text=f"{text}, that is soon; does maintenance run?")
+    return Finding("months", is_good=True, text=text)
