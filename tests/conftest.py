@@ -1,0 +1,150 @@
+"""Fixtures for everything that needs a database; see tests/servers.py for which one it is.
+
+Every test has a database of its own, a copy of a migrated one with its partitions. Session fixtures are synchronous
+and give addresses; connections belong to the test's own event loop.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from app.store.migrations import apply_all
+from app.store.pool import Connection, Pool, close, close_pool, connect, create_pool
+from tests import frozen
+from tests.frozen import FrozenClock
+from tests.leftovers import no_children_left, no_lost_tasks
+from tests.servers import DatabaseServer, Servers, describe, main_name, names
+
+__all__ = ["no_children_left", "no_lost_tasks"]
+
+APPLICATION = "carillon tests"
+POOL_SIZE = 10
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say which servers this run is about; pytest's own header is not shown under -q."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.write_line("postgresql: " + ", ".join(describe(name) for name in _names()))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if pytest_asyncio.is_async_test(item):
+            item.fixturenames.insert(0, "no_lost_tasks")  # first: it is torn down after all others
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # the collections after each test then look at that test's objects only
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "each_server" in metafunc.fixturenames:
+        metafunc.parametrize("each_server", _names(), indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """The servers of this run, each started when it is first needed."""
+    running = Servers()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def server(servers: Servers) -> DatabaseServer:
+    """The main server."""
+    return servers.get(main_name())
+
+
+@pytest.fixture(scope="session")
+def each_server(request: pytest.FixtureRequest, servers: Servers) -> DatabaseServer:
+    """Every server in turn: the test runs once on each."""
+    return servers.get(request.param)
+
+
+@pytest.fixture
+def dsn(server: DatabaseServer) -> Iterator[str]:
+    """A migrated, empty database of this test's own."""
+    created = server.create_migrated(apply_all)
+    yield created
+    server.drop(created)
+
+
+@pytest.fixture
+def empty_dsn(server: DatabaseServer) -> Iterator[str]:
+    """A database of this test's own without any schema."""
+    created = server.create()
+    yield created
+    server.drop(created)
+
+
+@pytest.fixture
+def each_server_dsn(each_server: DatabaseServer) -> Iterator[str]:
+    """Like `dsn`, on every server in turn."""
+    created = each_server.create_migrated(apply_all)
+    yield created
+    each_server.drop(created)
+
+
+@pytest.fixture
+def each_server_empty_dsn(each_server: DatabaseServer) -> Iterator[str]:
+    """Like `empty_dsn`, on every server in turn."""
+    created = each_server.create()
+    yield created
+    each_server.drop(created)
+
+
+@pytest.fixture
+async def pool(dsn: str) -> AsyncIterator[Pool]:
+    """A pool on the test's database."""
+    opened = await create_pool(dsn, size=POOL_SIZE, application_name=APPLICATION)
+    yield opened
+    await close_pool(opened)
+
+
+@pytest.fixture
+async def db(dsn: str) -> AsyncIterator[Connection]:
+    """One connection to the test's database."""
+    opened = await connect(dsn, application_name=APPLICATION)
+    yield opened
+    await close(opened)
+
+
+@pytest.fixture
+async def each_server_pool(each_server_dsn: str) -> AsyncIterator[Pool]:
+    """Like `pool`, on every server in turn."""
+    opened = await create_pool(each_server_dsn, size=POOL_SIZE, application_name=APPLICATION)
+    yield opened
+    await close_pool(opened)
+
+
+@pytest.fixture
+async def each_server_db(each_server_dsn: str) -> AsyncIterator[Connection]:
+    """Like `db`, on every server in turn."""
+    opened = await connect(each_server_dsn, application_name=APPLICATION)
+    yield opened
+    await close(opened)
+
+
+@pytest.fixture
+async def frozen_clock(dsn: str) -> AsyncIterator[FrozenClock]:
+    """A clock of the test's database that stands still; its `pool` sees it, `pool` and `db` do not."""
+    mover = await connect(dsn, application_name="carillon tests, clock")
+    await mover.execute(frozen.CREATE)
+    opened = await create_pool(dsn, size=POOL_SIZE, application_name=APPLICATION, settings=frozen.SESSION)
+    yield FrozenClock(pool=opened, mover=mover)
+    await close_pool(opened)
+    await close(mover)
+
+
+def _names() -> list[str]:
+    try:
+        return names()
+    except LookupError as error:
+        raise pytest.UsageError(str(error)) from error
