@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from app.domain.address import AddressPolicy, origin_problem
 from app.domain.url import parse_url
@@ -113,7 +114,12 @@ def origin_of(target: Target) -> str:
 
 def masked(name: str, value: str) -> str:
     """`value` as history may keep it: the values of headers that carry secrets are not stored."""
-    return MASK if _SECRET_NAME.search(name) else value
+    return MASK if _is_secret(name) else value
+
+
+@lru_cache(maxsize=4096)
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
 
 
 def to_json(target: Target) -> str:

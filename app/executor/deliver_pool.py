@@ -1,0 +1,167 @@
+"""The HTTP engine's connections, with the few things that aiohttp does not offer as settings.
+
+Everything here leans on aiohttp's inner classes; each line of it has a test in tests/executor that fails when
+an upgrade takes it away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import certifi
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ClientRequest, ClientResponse
+from aiohttp.connector import AddrInfoType, Connection
+
+from app.domain.address import AddressPolicy
+from app.executor.flight import DEPARTURE
+from app.executor.guard import GuardedResolver, open_guarded_socket
+
+MAX_RECEIVED = 1024 * 1024
+"""Bytes that one answer may cost on the wire, all 1xx answers, heads, chunk framing and trailers included."""
+
+MAX_HEAD_LINE = 8190
+MAX_HEAD_FIELDS = 100
+IDLE_SECONDS = 4.0
+"""How long an unused connection is kept: below the 5 s after which common servers close theirs."""
+
+
+class AnswerTooLarge(aiohttp.ClientError):
+    """The answer is larger than `MAX_RECEIVED` on the wire."""
+
+
+class StaleConnection(aiohttp.ClientError):
+    """The connection had spoken or ended before the request was handed to it. Nothing was sent."""
+
+
+def trusted_tls(ca_file: Path | None = None) -> ssl.SSLContext:
+    """TLS 1.2 or later, certificates and names verified against Mozilla's list, and `ca_file` too where
+    given.
+
+    Not against whatever `SSL_CERT_FILE` names: what we trust is a setting, not an accident of the
+    environment.
+    """
+    context = ssl.create_default_context(cafile=certifi.where())
+    if ca_file is not None:
+        context.load_verify_locations(cafile=ca_file)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+class GatedRequest(ClientRequest):
+    """A request that passes its `Departure` when its connection is ready, right before the first byte.
+
+    Every header is ours or the target's; aiohttp adds Host and Content-Length and nothing else.
+    """
+
+    DEFAULT_HEADERS = {}  # noqa: RUF012 - the base class's own shape
+    POST_METHODS = set()  # noqa: RUF012 - no invented Content-Type for a request without body
+
+    async def send(self, conn: Connection) -> ClientResponse:
+        protocol = conn.protocol
+        if protocol is None or protocol.should_close or not protocol.is_connected():
+            raise StaleConnection("the server spoke before it was asked, or hung up")
+        DEPARTURE.get().depart()
+        return await super().send(conn)
+
+
+class BoundedHandler(ResponseHandler):
+    """Counts what one answer costs on the wire, and cuts it off: endless heads and 1xx answers are not data
+    yet."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: BoundedPool) -> None:
+        super().__init__(loop)
+        self._pool = pool
+        self._received = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._pool.open_count += 1
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._pool.open_count -= 1
+        super().connection_lost(exc)
+
+    def set_response_params(self, **params: Any) -> None:
+        self._received = 0
+        super().set_response_params(**params)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        if self._received <= MAX_RECEIVED:
+            super().data_received(data)
+            return
+        error = AnswerTooLarge(f"the answer is larger than {MAX_RECEIVED} bytes")
+        if self._payload is not None:
+            self._payload.set_exception(error)
+        self.set_exception(error)
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class BoundedPool(aiohttp.TCPConnector):
+    """At most `connections` in use and as many idle. aiohttp bounds only those in use: a burst over many
+    hosts would keep every connection of its last seconds open and run the process out of files.
+    """
+
+    def __init__(
+        self, policy: AddressPolicy, resolver: GuardedResolver, connections: int, tls: ssl.SSLContext
+    ):
+        super().__init__(
+            resolver=resolver,
+            use_dns_cache=False,  # the resolver keeps its own, bounded, failures too
+            ssl=tls,
+            limit=connections,
+            limit_per_host=0,
+            keepalive_timeout=IDLE_SECONDS,
+            socket_factory=self._open_socket,
+        )
+        self.open_count = 0
+        self._policy = policy
+        self._connections = connections
+        handler = partial(BoundedHandler, loop=asyncio.get_running_loop(), pool=self)
+        self._factory = cast("partial[ResponseHandler]", handler)
+
+    def _open_socket(self, info: AddrInfoType) -> socket.socket:
+        if self.open_count >= 2 * self._connections:
+            self._close_one_idle()
+        return open_guarded_socket(info, self._policy)
+
+    def _close_one_idle(self) -> None:
+        for key, idle in self._conns.items():
+            protocol, _ = idle.popleft()
+            if not idle:
+                del self._conns[key]
+            protocol.close()
+            return
+
+
+def open_engine(
+    policy: AddressPolicy, resolver: GuardedResolver, *, connections: int, tls: ssl.SSLContext
+) -> aiohttp.ClientSession:
+    """The one place that makes an HTTP client for targets.
+
+    No redirects are followed (`deliver` passes that per request), no cookies kept, no proxies, .netrc or
+    other environment read, nothing decompressed, no time-outs of its own (the attempt has one deadline).
+    """
+    engine = aiohttp.ClientSession(
+        connector=BoundedPool(policy, resolver, connections, tls),
+        request_class=GatedRequest,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
+        auto_decompress=False,
+        trust_env=False,
+        max_line_size=MAX_HEAD_LINE,
+        max_field_size=MAX_HEAD_LINE,
+        max_headers=MAX_HEAD_FIELDS,
+    )
+    # Without this GET, HEAD, PUT and DELETE are sent a second time, silently, when a reused connection dies:
+    # one attempt, two requests. There is no setting for it.
+    engine._retry_connection = False
+    return engine
