@@ -1,15 +1,17 @@
-"""From a due schedule to its runs: which occurrences get one, which get a disposition, and where the rule goes on.
+"""From a due schedule to its runs: which occurrences get one, which get a disposition, and where the rule
+goes on.
 
-The pointer `next_fire_at` is itself the first occurrence not planned yet. Everything up to the horizon is accounted
-for exactly once: by a run, or by a stretch that says why not. How late an occurrence is decides:
+The pointer `next_fire_at` is itself the first occurrence not planned yet. Everything up to the horizon is
+accounted for exactly once: by a run, or by a stretch that says why not. How late an occurrence is decides:
 
     younger than `misfire_grace`     late is late, not lost: it gets its run
     older                            the schedule's misfire policy decides
     any age, but expired             its run could not start any more: recorded as such
     before the oldest attached month the unique guard no longer covers it: recorded, never planned
 
-The work of one call is bounded. A missed stretch that does not reach the present within the bound is recorded as far
-as it went and the pointer stops there; only the call that does reach it knows which occurrences are the latest ones.
+The work of one call is bounded. A missed stretch that does not reach the present within the bound is recorded
+as far as it went and the pointer stops there; only the call that does reach it knows which occurrences are
+the latest ones.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`walked` bounds the occurrences looked at per call (intervals are counted, not walked), `caught_up` those
-    that FIRE_ALL makes up for. `oldest` is the start of the attached months."""
+    """`walked` bounds the occurrences looked at per call (intervals are counted, not walked), `caught_up`
+    those that FIRE_ALL makes up for. `oldest` is the start of the attached months.
+    """
 
     misfire_grace: timedelta = timedelta(seconds=60)
     walked: int = 1_000
@@ -72,8 +75,8 @@ class Plan:
 def plan(due: Due, *, now: datetime, horizon: datetime, limits: Limits) -> Plan:
     """Account for the occurrences from the pointer to `horizon` (inclusive, not before `now`).
 
-    Raises ValueError for a pointer that is no whole millisecond and for a rule that does not move forward, and
-    whatever the rule itself raises: such a schedule cannot be planned at all.
+    Raises ValueError for a pointer that is no whole millisecond and for a rule that does not move forward,
+    and whatever the rule itself raises: such a schedule cannot be planned at all.
     """
     if not is_occurrence_instant(due.next_fire_at):
         raise ValueError(f"next_fire_at is not a whole millisecond: {due.next_fire_at.isoformat()}")
@@ -84,9 +87,7 @@ def plan(due: Due, *, now: datetime, horizon: datetime, limits: Limits) -> Plan:
     if due.next_fire_at < missed_before:
         missed = _walk(due, before=missed_before, limit=limits.walked, keep=_kept(due.misfire, limits))
         if missed.last_dropped is not None:
-            skipped.append(
-                Skipped(due.next_fire_at, missed.last_dropped, missed.dropped, SkipReason.MISFIRE)
-            )
+            skipped.append(Skipped(due.next_fire_at, missed.last_dropped, missed.dropped, SkipReason.MISFIRE))
         if not missed.is_complete:
             return Plan((), tuple(skipped), missed.goes_on_at)
         at = missed.goes_on_at
@@ -99,10 +100,11 @@ def plan(due: Due, *, now: datetime, horizon: datetime, limits: Limits) -> Plan:
 
 
 def skip_until(due: Due, *, now: datetime, reason: SkipReason, walked: int = 10_000) -> Skipped | None:
-    """The stretch from the pointer to `now` (inclusive), for occurrences that an edit takes away; None when empty.
+    """The stretch from the pointer to `now` (inclusive), for occurrences that an edit takes away; None when
+    empty.
 
-    Intervals are counted exactly. Of a cron rule at most `walked` occurrences are counted: a longer stretch ends at
-    `now`, and its count says "at least". Raises like `plan`.
+    Intervals are counted exactly. Of a cron rule at most `walked` occurrences are counted: a longer stretch
+    ends at `now`, and its count says "at least". Raises like `plan`.
     """
     if due.next_fire_at > now:
         return None
@@ -130,8 +132,8 @@ def _kept(misfire: Misfire, limits: Limits) -> int:
 class _Stretch:
     """Occurrences before some instant: the first ones dropped, the last ones kept.
 
-    `goes_on_at` is the first occurrence that is neither. An incomplete stretch (the bound came first) keeps none:
-    the rule goes on at what it would have kept, so that the next call can keep it.
+    `goes_on_at` is the first occurrence that is neither. An incomplete stretch (the bound came first) keeps
+    none: the rule goes on at what it would have kept, so that the next call can keep it.
     """
 
     last_dropped: datetime | None
@@ -142,7 +144,9 @@ class _Stretch:
 
 
 def _walk(due: Due, *, before: datetime, limit: int, keep: int) -> _Stretch:
-    """The stretch from the pointer (which lies in it) to `before` (exclusive), at most `limit` > `keep` long."""
+    """The stretch from the pointer (which lies in it) to `before` (exclusive), at most `limit` > `keep`
+    long.
+    """
     if isinstance(due.recurrence, Every):
         return _count(due, due.recurrence.interval, before=before, keep=keep)
     walked = [due.next_fire_at]
@@ -205,5 +209,7 @@ def _judge(
 def _next(due: Due, after: datetime) -> datetime | None:
     following = next_fire(due.recurrence, after, schedule_id=due.id)
     if following is not None and following <= after:
-        raise ValueError(f"the rule does not move forward: {after.isoformat()} is followed by {following.isoformat()}")
+        raise ValueError(
+            f"the rule does not move forward: {after.isoformat()} is followed by {following.isoformat()}"
+        )
     return following

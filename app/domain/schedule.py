@@ -1,9 +1,9 @@
 """A schedule: the tenant's definition of when and where, and the words for what may happen to it.
 
-    active --rule has no further occurrence--> finished --changed recurrence--> active
-    active --pause--> paused --resume--> active (or finished)
-    active --cannot be planned--> error --resume or changed recurrence--> active
-    any --delete--> deleted (for good; only the history stays readable)
+active --rule has no further occurrence--> finished --changed recurrence--> active
+active --pause--> paused --resume--> active (or finished)
+active --cannot be planned--> error --resume or changed recurrence--> active
+any --delete--> deleted (for good; only the history stays readable)
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class ScheduleStatus(StrEnum):
 
 
 class Misfire(StrEnum):
-    """What becomes of occurrences that nobody planned in time (after an outage, never after a mere hiccup)."""
+    """What becomes of occurrences that nobody planned in time (after an outage, never after a mere
+    hiccup).
+    """
 
     FIRE_ONCE = "fire_once"
     """The latest one gets its run."""
@@ -68,7 +70,8 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`version` counts the changes a person can see (edits, pause, resume, quarantine), not the planner's progress.
+    """`version` counts the changes a person can see (edits, pause, resume, quarantine), not the planner's
+    progress.
 
     `next_fire_at` is the first occurrence that is not planned yet; None exactly when there is none any more.
     `last_fire_at` is the last occurrence that got a run from its rule. `expires_after` is how long after its
@@ -94,7 +97,7 @@ class Schedule:
 
 
 def new_schedule(
-    id: ScheduleId,
+    schedule: ScheduleId,
     tenant: TenantId,
     *,
     name: str,
@@ -106,12 +109,13 @@ def new_schedule(
     overlap: Overlap = Overlap.ALLOW,
     expires_after: timedelta = EXPIRES_AFTER_DEFAULT,
 ) -> Schedule:
-    """An active schedule whose first occurrence is the rule's first strictly after `now`, the *database's* clock.
+    """An active schedule whose first occurrence is the rule's first strictly after `now`, the *database's*
+    clock.
 
     Raises InvalidInput naming the field.
     """
     return Schedule(
-        id=id,
+        id=schedule,
         tenant_id=tenant,
         name=checked_name(name),
         status=ScheduleStatus.ACTIVE,
@@ -123,7 +127,7 @@ def new_schedule(
         misfire=misfire,
         overlap=overlap,
         expires_after=checked_expires_after(expires_after),
-        next_fire_at=validate(recurrence, now=now, schedule_id=id),
+        next_fire_at=validate(recurrence, now=now, schedule_id=schedule),
         last_fire_at=None,
         created_at=now,
         updated_at=now,
@@ -144,7 +148,8 @@ class ScheduleChange:
 
 
 def changed(schedule: Schedule, change: ScheduleChange) -> Schedule:
-    """`schedule` with the asked-for fields, nothing else touched; equal to `schedule` when nothing really changes.
+    """`schedule` with the asked-for fields, nothing else touched; equal to `schedule` when nothing really
+    changes.
 
     Raises InvalidInput naming the field.
     """
@@ -177,7 +182,9 @@ def checked_reason(reason: str) -> str:
 
 
 def checked_expires_after(expires_after: timedelta) -> timedelta:
-    """`expires_after` itself. Raises InvalidInput("expires_after_seconds") unless it is 1 second to 30 days."""
+    """`expires_after` itself. Raises InvalidInput("expires_after_seconds") unless it is 1 second to 30
+    days.
+    """
     if not EXPIRES_AFTER_MIN <= expires_after <= EXPIRES_AFTER_MAX:
         low, high = EXPIRES_AFTER_MIN.total_seconds(), EXPIRES_AFTER_MAX.total_seconds()
         raise InvalidInput("expires_after_seconds", f"must lie between {low:.0f} and {high:.0f} seconds")

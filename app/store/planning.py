@@ -1,11 +1,11 @@
 """From due schedules to runs: the planner's statements. Batch-first: arrays in, one statement per verb.
 
-Two independent guards keep an occurrence from being lost or planned twice: the row lock together with the guarded
-advance of `next_fire_at` in one transaction, and UNIQUE (schedule_id, scheduled_for).
+Two independent guards keep an occurrence from being lost or planned twice: the row lock together with the
+guarded advance of `next_fire_at` in one transaction, and UNIQUE (schedule_id, scheduled_for).
 
-`lock_due` and `lock_again` never wait (SKIP LOCKED): a schedule that is being edited or planned elsewhere is simply
-not ours this time. Everything here but `quarantine` runs in the planner's transaction on connections with PLAN_GUARDS;
-edits use `insert_runs` and `record_skipped` too.
+`lock_due` and `lock_again` never wait (SKIP LOCKED): a schedule that is being edited or planned elsewhere is
+simply not ours this time. Everything here but `quarantine` runs in the planner's transaction on connections
+with PLAN_GUARDS; edits use `insert_runs` and `record_skipped` too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from app.domain.ids import RunId, ScheduleId, TenantId
@@ -24,7 +24,9 @@ from app.store.pool import Connection
 
 @dataclass(frozen=True, slots=True)
 class DueRow:
-    """A locked schedule as it was read. `recurrence` and `retry` are the stored JSON texts, good as memo keys."""
+    """A locked schedule as it was read. `recurrence` and `retry` are the stored JSON texts, good as memo
+    keys.
+    """
 
     id: ScheduleId
     tenant_id: TenantId
@@ -65,11 +67,11 @@ class Locked:
     rows: list[DueRow]
 
 
-# One lower bound, not two: with `next_fire_at > now() - reach` beside the row comparison the index scan may start at
-# the wrong one of them. The interval is clamped because one beyond Python's range would fail the whole batch at
-# decoding, every time.
-LOCK_DUE = """SELECT now(), s.id, s.tenant_id, s.version, s.next_fire_at, s.recurrence::text, s.retry::text, s.misfire,
-       least(s.expires_after, interval '1000 days')
+# One lower bound, not two: with `next_fire_at > now() - reach` beside the row comparison the index scan may
+# start at the wrong one of them. The interval is clamped because one beyond Python's range would fail the
+# whole batch at decoding, every time.
+LOCK_DUE = """SELECT now(), s.id, s.tenant_id, s.version, s.next_fire_at, s.recurrence::text, s.retry::text,
+       s.misfire, least(s.expires_after, interval '1000 days')
   FROM schedule AS s
  WHERE s.status = 'active'
    AND (s.next_fire_at, s.id) > (greatest($1::timestamptz, now() - $3::interval), $2::uuid)
@@ -82,7 +84,7 @@ LOCK_DUE = """SELECT now(), s.id, s.tenant_id, s.version, s.next_fire_at, s.recu
 async def lock_due(conn: Connection, band: Band, *, behind: Place = LEFT_END, limit: int) -> Locked:
     """Lock at most `limit` active schedules of the band, oldest first, behind a place in the due order."""
     rows = await conn.fetch(LOCK_DUE, behind.next_fire_at, behind.id, band.reach, band.ahead, limit)
-    due = [_due_row(row) for row in rows]
+    due = [_due_row(tuple(row)) for row in rows]
     due.sort(key=lambda row: (row.next_fire_at, row.id))
     return Locked(rows[0][0] if rows else None, due)
 
@@ -97,9 +99,14 @@ LOCK_AGAIN = """SELECT s.id
 
 
 async def lock_again(conn: Connection, rows: Sequence[DueRow]) -> set[ScheduleId]:
-    """Lock those of `rows` that are still as they were read, in a new transaction; the others are not ours any more."""
+    """Lock those of `rows` that are still as they were read, in a new transaction; the others are not ours
+    any more.
+    """
     found = await conn.fetch(
-        LOCK_AGAIN, [row.id for row in rows], [row.version for row in rows], [row.next_fire_at for row in rows]
+        LOCK_AGAIN,
+        [row.id for row in rows],
+        [row.version for row in rows],
+        [row.next_fire_at for row in rows],
     )
     return {ScheduleId(row[0]) for row in found}
 
@@ -117,21 +124,23 @@ class NewRun:
     expires_at: datetime
 
 
-INSERT_RUNS = """INSERT INTO job_run (id, scheduled_for, tenant_id, schedule_id, schedule_version, idempotency_key,
-                     origin, status, fire_after, attempt, max_attempts, expires_at, created_at)
+INSERT_RUNS = """INSERT INTO job_run (id, scheduled_for, tenant_id, schedule_id, schedule_version,
+                     idempotency_key, origin, status, fire_after, attempt, max_attempts, expires_at, created_at)
 SELECT g.id, g.scheduled_for, g.tenant_id, g.schedule_id, g.schedule_version, g.id,
        'schedule', 'pending', g.scheduled_for, 0, g.max_attempts, g.expires_at, now()
-  FROM unnest($1::uuid[], $2::timestamptz[], $3::uuid[], $4::uuid[], $5::int[], $6::smallint[], $7::timestamptz[])
+  FROM unnest($1::uuid[], $2::timestamptz[], $3::uuid[], $4::uuid[], $5::int[], $6::smallint[],
+              $7::timestamptz[])
        AS g(id, scheduled_for, tenant_id, schedule_id, schedule_version, max_attempts, expires_at)
     ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
 RETURNING id"""
 
 
 async def insert_runs(conn: Connection, runs: Sequence[NewRun]) -> list[RunRef]:
-    """Write the runs of occurrences; returns the new ones in order. Occurrences that have their run already are left.
+    """Write the runs of occurrences; returns the new ones in order. Occurrences that have their run already
+    are left.
 
-    Raises RowRefused for data the database refuses and PartitionMissing for a month that is not attached; the whole
-    batch is refused then.
+    Raises RowRefused for data the database refuses and PartitionMissing for a month that is not attached; the
+    whole batch is refused then.
     """
     ordered = sorted(runs, key=lambda run: (run.scheduled_for, run.id))
     rows = await conn.fetch(
@@ -196,17 +205,22 @@ class NewDisposition:
     skipped: Skipped
 
 
-# A conflict needs a clock that went back and an edit that moved the pointer with it; the longer stretch is kept.
-RECORD_SKIPPED = """INSERT INTO disposition AS d (tenant_id, schedule_id, first_at, last_at, occurrences, reason, created_at)
+# A conflict needs a clock that went back and an edit that moved the pointer with it; the longer stretch is
+# kept.
+RECORD_SKIPPED = """INSERT INTO disposition AS d (tenant_id, schedule_id, first_at, last_at, occurrences,
+                             reason, created_at)
 SELECT g.tenant_id, g.schedule_id, g.first_at, g.last_at, g.occurrences, g.reason, now()
   FROM unnest($1::uuid[], $2::uuid[], $3::timestamptz[], $4::timestamptz[], $5::int[], $6::text[])
        AS g(tenant_id, schedule_id, first_at, last_at, occurrences, reason)
     ON CONFLICT (schedule_id, first_at) DO UPDATE
-   SET last_at = greatest(d.last_at, excluded.last_at), occurrences = greatest(d.occurrences, excluded.occurrences)"""
+   SET last_at = greatest(d.last_at, excluded.last_at),
+       occurrences = greatest(d.occurrences, excluded.occurrences)"""
 
 
 async def record_skipped(conn: Connection, dispositions: Sequence[NewDisposition]) -> None:
-    """Write down why occurrences have no run. A (schedule, first_at) stands in `dispositions` at most once."""
+    """Write down why occurrences have no run. A (schedule, first_at) stands in `dispositions` at most
+    once.
+    """
     ordered = sorted(dispositions, key=lambda one: (one.schedule_id, one.skipped.first_at))
     await conn.execute(
         RECORD_SKIPPED,
@@ -230,7 +244,9 @@ QUARANTINE = """UPDATE schedule AS s
 RETURNING s.id"""
 
 
-async def quarantine(conn: Connection, reasons: Mapping[ScheduleId, str], rows: Collection[DueRow]) -> set[ScheduleId]:
+async def quarantine(
+    conn: Connection, reasons: Mapping[ScheduleId, str], rows: Collection[DueRow]
+) -> set[ScheduleId]:
     """Set aside those of `rows` that have a reason, visibly; returns the schedules that really were."""
     ordered = sorted((row for row in rows if row.id in reasons), key=lambda row: row.id)
     found = await conn.fetch(
@@ -252,10 +268,12 @@ async def database_now(conn: Connection) -> datetime:
     return now
 
 
-def _due_row(row: Sequence[object]) -> DueRow:
-    return DueRow(*row[1:])  # type: ignore[arg-type]  # the columns of LOCK_DUE, in order
+def _due_row(row: tuple[Any, ...]) -> DueRow:
+    return DueRow(*row[1:])  # the columns of LOCK_DUE, in order
 
 
 def _storable(reason: str) -> str:
-    """The reason quotes whatever made the schedule unplannable; what PostgreSQL refuses must not get in the way."""
+    """The reason quotes whatever made the schedule unplannable; what PostgreSQL refuses must not get in the
+    way.
+    """
     return reason.encode("utf-8", "replace").decode().replace("\0", "�")[:500]
