@@ -93,13 +93,13 @@ admin_key = HTTPBearer(scheme_name="administrator key", auto_error=False)
 """For the OpenAPI document alone: the route classes above decide."""
 
 
-def _caller(request: Request) -> Caller:
+def _caller(request: Request, _documented: Annotated[object, Depends(tenant_key)]) -> Caller:
     caller = request.state.caller
     assert isinstance(caller, Caller)
     return caller
 
 
-CurrentCaller = Annotated[Caller, Depends(_caller), Depends(tenant_key)]
+CurrentCaller = Annotated[Caller, Depends(_caller)]
 
 
 async def _authenticate(request: Request) -> Caller:

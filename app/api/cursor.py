@@ -20,12 +20,11 @@ from uuid import UUID
 
 from fastapi import Request, Response
 
-from app.api.problems import Fault, ProblemError
+from app.api.problems import query_problem
 from app.domain.ids import EPOCH, microseconds
 
 NO_ID = UUID(int=0)
 _LAYOUT = struct.Struct(">8sq16sqq")
-LENGTH_MAX = 80
 CURSOR_FAULT = "is not a cursor of this list with these filters; leave it out to begin anew"
 
 
@@ -76,9 +75,9 @@ def read(text: str, binding: Binding) -> Mark:
         digest, at, id_bytes, from_at, to_at = _LAYOUT.unpack(packed)
         mark = Mark(_instant(at), UUID(bytes=id_bytes), _instant(from_at), _instant(to_at))
     except (binascii.Error, ValueError, struct.error, OverflowError):
-        raise _refusal() from None
+        raise query_problem("cursor", CURSOR_FAULT) from None
     if digest != binding.digest:
-        raise _refusal()
+        raise query_problem("cursor", CURSOR_FAULT)
     return mark
 
 
@@ -95,8 +94,3 @@ def _instant(micros: int) -> datetime:
     if micros < 0:
         raise ValueError(micros)
     return EPOCH + timedelta(microseconds=micros)
-
-
-def _refusal() -> ProblemError:
-    fault = Fault("cursor", CURSOR_FAULT, "query")
-    return ProblemError("invalid-input", f"cursor: {CURSOR_FAULT}", faults=[fault])

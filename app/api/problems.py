@@ -105,6 +105,12 @@ KINDS: Mapping[str, Kind] = {
             "Read it again, then decide anew.",
         ),
         Kind(
+            "precondition-failed",
+            412,
+            "It has been changed meanwhile",
+            "If-Match names another version than the present one. Read the schedule again, then decide anew.",
+        ),
+        Kind(
             "body-too-large",
             413,
             "The body is too large",
@@ -180,6 +186,11 @@ class ProblemError(HTTPException):
         super().__init__(KINDS[slug].status, detail, dict(headers or {}))
         self.slug = slug
         self.faults = tuple(faults)
+
+
+def query_problem(parameter: str, detail: str) -> ProblemError:
+    """A faulty query parameter."""
+    return ProblemError("invalid-input", f"{parameter}: {detail}", faults=[Fault(parameter, detail, "query")])
 
 
 def pointer_of(path: Sequence[str]) -> str:

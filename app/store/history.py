@@ -254,6 +254,17 @@ async def list_attempts(conn: Connection, tenant: TenantId, run_id: UUID) -> lis
     return [_attempt(row) for row in await conn.fetch(LIST_ATTEMPTS, tenant, run_id, *instants)]
 
 
+HAS_SCHEDULE = """
+SELECT EXISTS (SELECT 1 FROM schedule WHERE tenant_id = $1 AND id = $2)
+"""
+
+
+async def require_schedule(conn: Connection, tenant: TenantId, schedule: ScheduleId) -> None:
+    """Raises NotFound unless the schedule is, or was, the tenant's: the history outlives a deletion."""
+    if not await conn.fetchval(HAS_SCHEDULE, tenant, schedule):
+        raise NotFound
+
+
 LIST_DISPOSITIONS = """
 SELECT first_at, last_at, occurrences, reason, created_at
   FROM disposition

@@ -1,0 +1,51 @@
+"""Trying out a cron expression before anything depends on it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from app.api.auth import CurrentCaller, ReadRoute
+from app.api.deps import deps_of
+from app.api.values import Body, Instant, Shown, Text
+from app.domain import recurrence as recurrences
+from app.domain.ids import ScheduleId
+from app.store.planning import database_now
+from app.store.pool import acquire
+
+router = APIRouter(prefix="/v1/cron", tags=["cron"], route_class=ReadRoute)
+
+COUNT_MAX = 100
+NO_SCHEDULE = UUID(int=0)
+
+
+class PreviewBody(Body):
+    cron: Text = Field(max_length=256)
+    timezone: Text = Field("UTC", max_length=100, description="IANA name.")
+    after: Instant | None = Field(None, description="Fires strictly after this; from now on when left out.")
+    count: int = Field(5, strict=True, ge=1, le=COUNT_MAX)
+    schedule_id: UUID = Field(NO_SCHEDULE, description="The schedule that H stands for; matters only with H.")
+
+
+class FireShown(Shown):
+    at: datetime
+    local: str = Field(description="The same instant on the zone's clocks.")
+    note: str | None = Field(description="What a clock change does to this fire.")
+
+
+class Preview(Shown):
+    fires: list[FireShown]
+
+
+@router.post("/preview")
+async def preview_cron(body: PreviewBody, caller: CurrentCaller, request: Request) -> Preview:  # noqa: ARG001
+    """List the next fires of a cron expression, and what clock changes do to them."""
+    rule = {"kind": "cron", "cron": body.cron, "timezone": body.timezone}
+    async with acquire(deps_of(request).pool) as conn:
+        now = await database_now(conn)
+    recurrence = recurrences.parse(rule, now=now)
+    fires = recurrences.preview(recurrence, body.after or now, body.count, ScheduleId(body.schedule_id))
+    return Preview(fires=[FireShown(at=fire.at, local=fire.local, note=fire.note) for fire in fires])
