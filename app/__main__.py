@@ -10,6 +10,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -157,6 +158,28 @@ def check_config(
         check_config.print_reference()
     else:
         check_config.check()
+
+
+@cli.command()
+def dev(
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the first replica's API.")] = 8080,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the data here; else it goes when you stop.")
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, max=16, help="How many replicas to run.")] = 1,
+    claim_mode: Annotated[
+        str, typer.Option(metavar="MODE", help="What hands out work: postgres.")
+    ] = "postgres",
+) -> None:
+    """Run everything on this machine: PostgreSQL, replicas, a demo tenant and samples. Ctrl-C ends all of it."""
+    from app import dev
+    from app.settings import ClaimMode
+
+    if claim_mode not in set(ClaimMode):
+        raise ConfigError(f"--claim-mode: there is no such mode. Allowed: {', '.join(ClaimMode)}")
+    raise typer.Exit(
+        dev.run(dev.Options(port=port, replicas=replicas, data_dir=data_dir, claim_mode=claim_mode))
+    )
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -89,6 +89,9 @@ class LoopHealth:
         self._clock = clock
         self._pulses: dict[str, _Pulse] = {}
 
+    def now(self) -> float:
+        return self._clock()
+
     def hung(self) -> list[str]:
         """The names of the loops whose turn is overdue; empty is healthy."""
         now = self._clock()
@@ -145,7 +148,7 @@ async def run_loop(
     try:
         while not await _pause(loop, pause, stop, health, limit, failures):
             health.expect(loop.name, limit)
-            began = time.monotonic()
+            began = health.now()
             try:
                 wanted = await _turn(loop.body)
             except Exception:
@@ -159,7 +162,7 @@ async def run_loop(
                 )
             else:
                 failures = 0
-                pause = _until_next(loop.every, began) if wanted is None else wanted
+                pause = _left_of(loop.every, health.now() - began) if wanted is None else wanted
                 health.succeeded(loop.name)
                 metrics.LOOP_LAST_SUCCESS_SECONDS.labels(loop.name).set_to_current_time()
     finally:
@@ -192,8 +195,8 @@ async def _pause(
     return stop.is_set()
 
 
-def _until_next(every: timedelta, began: float) -> timedelta:
-    return max(every - timedelta(seconds=time.monotonic() - began), timedelta())
+def _left_of(every: timedelta, spent: float) -> timedelta:
+    return max(every - timedelta(seconds=spent), timedelta())
 
 
 def backoff(
