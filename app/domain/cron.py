@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import TypeVar
 from uuid import UUID
@@ -39,7 +39,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Fire:
+class Step:
     """One instant (`at`, UTC) and what the wall clock has to do with it.
 
     `asked` is the wall time of the expression that it stands for; `skipped` is the first wall time since the
@@ -58,13 +58,14 @@ def next_fire(expression: str, timezone: str, after: datetime, *, schedule_id: S
     1970: an earlier `after` counts as just before it. Successive fires strictly increase.
     Raises InvalidInput.
     """
-    fire = next_step(expression, timezone, after, schedule_id=schedule_id)
-    return None if fire is None else fire.at
+    step = next_step(expression, timezone, after, schedule_id=schedule_id)
+    return None if step is None else step.at
 
 
-def next_step(expression: str, timezone: str, after: datetime, *, schedule_id: ScheduleId) -> Fire | None:
+def next_step(expression: str, timezone: str, after: datetime, *, schedule_id: ScheduleId) -> Step | None:
     """As `next_fire`, with what the wall clock has to do with it."""
-    return _next(cron_text.plain(expression, schedule_id), timezone, after)
+    # In UTC, since the memo would take both showings of a repeated wall time for the same key.
+    return _next(cron_text.plain(expression, schedule_id), timezone, zones.utc(after))
 
 
 def check(expression: str, timezone: str) -> None:
@@ -78,45 +79,45 @@ def check(expression: str, timezone: str) -> None:
         _walker(text)
 
 
-def note(fire: Fire, expression: str, timezone: str, *, schedule_id: ScheduleId) -> str | None:
-    """What a person should know about the clock change that `fire` falls into; None on all ordinary days."""
+def note(step: Step, expression: str, timezone: str, *, schedule_id: ScheduleId) -> str | None:
+    """What a person should know about the clock change that `step` falls into; None on all ordinary days."""
     zone = zones.load(timezone)
-    shown = zones.wall(fire.at, zone)
-    if shown != fire.asked:
-        instead = f"fires {_clock(shown, shown)} instead of {_clock(fire.asked, shown)}"
-        return f"{instead}: {_jump(fire.asked, timezone)}"
-    if fire.skipped is not None:
-        return f"nothing fires at {_clock(fire.skipped, shown)}: {_jump(fire.skipped, timezone)}"
+    shown = zones.wall(step.at, zone)
+    if shown != step.asked:
+        asked = _clock(step.asked, shown)
+        return f"fires {shown:%H:%M} instead of {asked}: {_jump(step.asked, zone)}"
+    if step.skipped is not None:
+        return f"nothing fires at {_clock(step.skipped, shown)}: {_jump(step.skipped, zone)}"
     if zones.repeats_after(shown, zone):
-        times = (
-            "once, the first time" if _is_fixed(cron_text.plain(expression, schedule_id)) else "both times"
-        )
+        text = cron_text.plain(expression, schedule_id)
+        times = "once, the first time" if _is_fixed(text) else "both times"
         return f"this local time happens twice; fires {times}"
     return None
 
 
-def _jump(skipped: datetime, timezone: str) -> str:
-    jump, length = zones.gap(skipped, zones.load(timezone))
-    lands = zones.wall(jump, zones.load(timezone))
-    return f"the clock jumps from {_clock(lands - length, lands)} to {_clock(lands, lands)}"
+def _jump(skipped: datetime, zone: tzinfo) -> str:
+    jump, length = zones.gap(skipped, zone)
+    lands = zones.wall(jump, zone)
+    leaves = lands - length
+    return f"the clock jumps from {_clock(leaves, lands)} to {_clock(lands, leaves)}"
 
 
 def _clock(wall_time: datetime, beside: datetime) -> str:
-    same_day = wall_time.date() == beside.date()
-    return f"{wall_time:%H:%M}" if same_day else f"{wall_time:%Y-%m-%d %H:%M}"
+    """The time of day, with its date where it is not on the day of `beside`."""
+    return f"{wall_time:%H:%M}" if wall_time.date() == beside.date() else f"{wall_time:%Y-%m-%d %H:%M}"
 
 
 @lru_cache(maxsize=16_384)
-def _next(text: str, timezone: str, after: datetime) -> Fire | None:
+def _next(text: str, timezone: str, after: datetime) -> Step | None:
     zone = zones.load(timezone)
     walker = _walker(text)
     after = max(after, _BEFORE_ALL)
     try:
         now = zones.wall(after, zone)
         if _is_fixed(text):
-            return _first_fixed(_walls(walker, now), timezone, after)
+            return _first_fixed(_walls(walker, now), zone, after)
         # Inside a repeated hour, wall times of its second pass lie behind the wall clock of the first.
-        return _first_real(_walls(walker, now - zones.repeats_after(now, zone)), timezone, after)
+        return _first_real(_walls(walker, now - zones.repeats_after(now, zone)), zone, after)
     except OverflowError:
         return None
 
@@ -127,19 +128,17 @@ def _is_fixed(text: str) -> bool:
     return not minute.startswith("*") and not hour.startswith("*")
 
 
-def _first_fixed(walls: Iterable[datetime], timezone: str, after: datetime) -> Fire | None:
-    zone = zones.load(timezone)
+def _first_fixed(walls: Iterable[datetime], zone: tzinfo, after: datetime) -> Step | None:
     for asked in walls:
         happens = zones.instants(asked, zone)
         at = happens[0] if happens else zones.gap(asked, zone)[0]
         if at > after:
-            return Fire(at, asked, None)
+            return Step(at, asked, None)
     return None
 
 
-def _first_real(walls: Iterable[datetime], timezone: str, after: datetime) -> Fire | None:
-    zone = zones.load(timezone)
-    best: Fire | None = None
+def _first_real(walls: Iterable[datetime], zone: tzinfo, after: datetime) -> Step | None:
+    best: Step | None = None
     skipped: datetime | None = None
     for asked in walls:
         happens = zones.instants(asked, zone)
@@ -148,7 +147,7 @@ def _first_real(walls: Iterable[datetime], timezone: str, after: datetime) -> Fi
             continue
         for at in happens:
             if at > after and (best is None or at < best.at):
-                best = Fire(at, asked, skipped)
+                best = Step(at, asked, skipped)
         # First showings only increase: nothing later on the wall clock can come before this one.
         if happens[0] > after:
             return best

@@ -86,6 +86,7 @@ def next_fire(recurrence: Recurrence, after: datetime, *, schedule_id: ScheduleI
     Fires before 1970 or after 9999 do not exist. Raises InvalidInput when a cron expression or its zone is
     unusable: the planner must expect that of a stored schedule too, since a release may drop a zone.
     """
+    after = zones.utc(after)
     match recurrence:
         case Cron(expression, timezone):
             return cron.next_fire(expression, timezone, after, schedule_id=schedule_id)

@@ -23,6 +23,8 @@ TZDATA_VERSION: str = tzdata.IANA_VERSION
 
 _LONGEST_NAME = 64
 _SECOND = timedelta(seconds=1)
+_FIRST = datetime.min.replace(tzinfo=UTC)
+_LAST = datetime.max.replace(tzinfo=UTC)
 
 
 @cache
@@ -51,6 +53,19 @@ def _unknown(name: str) -> str:
     return f"{text} (did you mean {meant[0]!r}?)" if meant else text
 
 
+def utc(instant: datetime) -> datetime:
+    """`instant` in UTC, the nearest that can be written when that is outside the years 1 to 9999.
+
+    Raises ValueError for a naive one: the machine's own zone is nobody's.
+    """
+    if instant.tzinfo is None:
+        raise ValueError(f"an instant needs a zone: {instant.isoformat()}")
+    try:
+        return instant.astimezone(UTC)
+    except OverflowError:
+        return _FIRST if instant.year == 1 else _LAST
+
+
 def wall(instant: datetime, zone: tzinfo) -> datetime:
     """What the clock on the wall shows at `instant`: naive, `fold` cleared."""
     return instant.astimezone(zone).replace(tzinfo=None, fold=0)
@@ -63,9 +78,9 @@ def instants(wall_time: datetime, zone: tzinfo) -> tuple[datetime, ...]:
     """
     first, second = _offsets(wall_time, zone)
     if first == second:
-        return (_utc(wall_time - first),)
+        return (_at_utc(wall_time - first),)
     if first > second:
-        return _utc(wall_time - first), _utc(wall_time - second)
+        return _at_utc(wall_time - first), _at_utc(wall_time - second)
     return ()
 
 
@@ -81,7 +96,7 @@ def gap(wall_time: datetime, zone: tzinfo) -> tuple[datetime, timedelta]:
     if before >= after:
         raise ValueError(f"{wall_time.isoformat()} exists in {zone}")
     # The old offset still holds at `early` and no longer at `late`: halve until the seconds meet.
-    early, late = _utc(wall_time - after), _utc(wall_time - before)
+    early, late = _at_utc(wall_time - after), _at_utc(wall_time - before)
     while late - early > _SECOND:
         middle = early + (late - early) // (2 * _SECOND) * _SECOND
         if middle.astimezone(zone).utcoffset() == before:
@@ -100,5 +115,5 @@ def _offsets(wall_time: datetime, zone: tzinfo) -> tuple[timedelta, timedelta]:
     return first, second
 
 
-def _utc(naive: datetime) -> datetime:
+def _at_utc(naive: datetime) -> datetime:
     return naive.replace(tzinfo=UTC)
