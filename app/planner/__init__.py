@@ -1,0 +1,1 @@
+"""From schedules to runs: every replica, every second, without a leader."""
