@@ -43,7 +43,7 @@ def duration_text(value: timedelta) -> str:
         size = int(_UNITS[unit] * 1_000_000)
         if micros >= size and micros % size == 0:
             return f"{micros // size}{unit}"
-    return f"{micros / 1_000_000:g}s"
+    return f"{micros // 1_000_000}.{micros % 1_000_000:06}".rstrip("0").rstrip(".") + "s"
 
 
 def _read_secret_file(path: str) -> str:
