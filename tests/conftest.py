@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
+from app.local.receiver import Receiver
 from app.store.migrations import apply_all
 from app.store.pool import Connection, Pool, close, close_pool, connect, create_pool
 from tests import frozen
@@ -141,6 +142,14 @@ async def frozen_clock(dsn: str) -> AsyncIterator[FrozenClock]:
     yield FrozenClock(pool=opened, mover=mover)
     await close_pool(opened)
     await close(mover)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    """A target that answers 200 and writes down what arrives."""
+    started = await Receiver.start()
+    yield started
+    await started.stop()
 
 
 def _names() -> list[str]:

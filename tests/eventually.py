@@ -6,16 +6,19 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
+LIMIT = timedelta(seconds=20)
 STEP = 0.01
 
 
-async def eventually(
-    probe: Callable[[], Awaitable[T] | T], *, within: timedelta = timedelta(seconds=20)
-) -> T:
+@overload
+async def eventually(probe: Callable[[], Awaitable[T]], *, within: timedelta = LIMIT) -> T: ...
+@overload
+async def eventually(probe: Callable[[], T], *, within: timedelta = LIMIT) -> T: ...
+async def eventually(probe: Callable[[], Any], *, within: timedelta = LIMIT) -> Any:
     """Call `probe` until its answer is true, and return that answer.
 
     An AssertionError inside `probe` counts as "not yet"; any other exception ends the wait. When the time is over the

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import itertools
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -113,11 +115,7 @@ class Servers:
             case "container":
                 return DatabaseServer(name, self._start_container())
             case "embedded" | "debian" | "debian-15":
-                binaries = {
-                    EMBEDDED: embedded_binaries,
-                    DEBIAN: debian_binaries,
-                    DEBIAN_15: lambda: debian_binaries(15),
-                }[name]()
+                binaries = _binaries_of(name)
                 local = EmbeddedPostgres.start(binaries=binaries, settings=SETTINGS)
                 self._undo.callback(local.stop)
                 return DatabaseServer(name, local.dsn, pid=local.pid)
@@ -125,7 +123,7 @@ class Servers:
                 raise ValueError(name)
 
     def _start_container(self) -> str:
-        module = importlib.import_module("testcontainers.postgres")
+        module = importlib.import_module("testcontainers.community.postgres")
         container = module.PostgresContainer(CONTAINER_IMAGE, driver=None)
         arguments = " ".join(f"-c {key}={value}" for key, value in SETTINGS.items())
         container.with_command(f"postgres {arguments}").start()
@@ -182,6 +180,12 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
+def _binaries_of(name: str) -> Path:
+    binaries = embedded_binaries() if name == EMBEDDED else debian_binaries(15 if name == DEBIAN_15 else None)
+    assert binaries is not None, f"{name} is not installed"
+    return binaries
+
+
 async def _execute(dsn: str, statement: str) -> None:
     conn = await asyncpg.connect(dsn)
     try:
@@ -199,6 +203,8 @@ async def _version(dsn: str) -> str:
 
 
 def _engine_answers() -> bool:
+    if importlib.util.find_spec("docker") is None:
+        return False
     docker = importlib.import_module("docker")
     try:
         client = docker.from_env()

@@ -69,21 +69,19 @@ def debian_binaries(major: int | None = None) -> Path | None:
     return installed[max(usable)] if usable else None
 
 
-def choose_user(data_dir: Path) -> ServerUser | None:
+def choose_user(pgdata: Path) -> ServerUser | None:
     """Another account to run the server under when we are root; None to run it as ourselves.
 
     Existing data stays with its owner; new data belongs to `nobody`.
     Raises `ConfigError` when existing data belongs to somebody we cannot become.
     """
-    owner = data_dir.stat().st_uid if (data_dir / "PG_VERSION").exists() else None
+    owner = pgdata.stat().st_uid if pgdata.exists() else None
     if os.geteuid() != 0:
         if owner not in (None, os.geteuid()):
-            raise ConfigError(f"the data folder {data_dir} belongs to user id {owner}; run as that user")
+            raise ConfigError(f"the data folder {pgdata} belongs to user id {owner}; run as that user")
         return None
     if owner == 0:
-        raise ConfigError(
-            f"the data folder {data_dir} belongs to root, and PostgreSQL refuses to run as root"
-        )
+        raise ConfigError(f"the data folder {pgdata} belongs to root, and PostgreSQL refuses to run as root")
     try:
         entry = pwd.getpwnam("nobody") if owner is None else pwd.getpwuid(owner)
     except KeyError as error:

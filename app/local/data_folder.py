@@ -63,7 +63,7 @@ def open_data_folder(path: Path) -> DataFolder:
     try:
         if not path.exists():
             path.mkdir(parents=True)
-            path.chmod(0o755)  # noqa: S103 - the server may run as another user than we; the data itself is 0700
+            path.chmod(0o755)
         lock = _lock_soon(path)
     except OSError as error:
         raise ConfigError(f"the data folder {path} cannot be used: {error.strerror}") from error
@@ -92,26 +92,18 @@ def initialise(
     _refuse_unreachable(folder)
     if folder.pgdata.exists():
         _refuse_other_major(folder, version=version)
-        (folder.pgdata / "postmaster.pid").unlink(
-            missing_ok=True
-        )  # nobody is alive; its pid may be anybody's by now
+        # We hold the folder and nobody works in it, so this file is a dead server's; by now its process id may be
+        # anybody's, and PostgreSQL would refuse to start because of that.
+        (folder.pgdata / "postmaster.pid").unlink(missing_ok=True)
         return
     new = folder.path / "postgres.new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(mode=0o700)
     if folder.user is not None:
         os.chown(new, folder.user.uid, folder.user.gid)
-    argv = [
-        binaries / "initdb",
-        "-D",
-        new,
-        "-U",
-        "postgres",
-        "--auth=trust",
-        "--encoding=UTF8",
-        "--no-locale",
-    ]
-    done = run_program([*argv, *initdb_options], user=folder.user)
+    command = [os.fspath(binaries / "initdb"), "-D", os.fspath(new)]
+    command += ["-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-locale", *initdb_options]
+    done = run_program(command, user=folder.user)
     if done.returncode != 0:
         raise ConfigError(f"initdb failed in {folder.path}:\n{done.stdout.decode(errors='replace').strip()}")
     new.rename(folder.pgdata)

@@ -157,7 +157,14 @@ class EmbeddedPostgres:
 
     def _run_sql(self, statement: str, **names: str) -> None:
         variables = [f"--set={key}={value}" for key, value in names.items()]
-        psql = [self._launch.binaries / "psql", "-X", "-q", "--set=ON_ERROR_STOP=1", *variables, self.dsn]
+        psql: list[Path | str] = [
+            self._launch.binaries / "psql",
+            "-X",
+            "-q",
+            "--set=ON_ERROR_STOP=1",
+            *variables,
+            self.dsn,
+        ]
         done = run_program(psql, user=self._launch.folder.user, text=statement)
         if done.returncode != 0:
             raise CarillonError(f"PostgreSQL refused: {done.stdout.decode(errors='replace').strip()}")

@@ -50,8 +50,9 @@ def spawn(
 ) -> Child:
     """Start a child in its own session; output is appended to `log_path`, `env` is its whole environment.
 
-    The child gets `death_signal` when we end in whatever way. Only the main thread may call this: the kernel sends
-    that signal when the *thread* that started the child ends (prctl(2)), so a worker thread would take the child along.
+    The child gets `death_signal` when we end in whatever way. Only the main thread may call this: the kernel
+    sends that signal when the *thread* that started the child ends (prctl(2)), so the end of a worker thread
+    would end the child.
 
     Raises `CarillonError` when the program cannot be started.
     """
@@ -94,6 +95,15 @@ def die_with_parent(death_signal: signal.Signals) -> Callable[[], None]:
             os._exit(127)
 
     return prepare
+
+
+def end_with_parent(death_signal: signal.Signals) -> None:
+    """Ask the kernel to send us `death_signal` when the process (its thread) that started us ends.
+
+    For programs that may be started by something other than `spawn`. A parent that has ended already is not noticed.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
+        raise CarillonError(f"prctl failed: {os.strerror(ctypes.get_errno())}")
 
 
 def stop(child: Child, *, grace: timedelta) -> int:
@@ -150,9 +160,9 @@ async def wait_for_line(child: Child, beginning: str, *, within: timedelta) -> s
             code = child.process.returncode
             raise CarillonError(f"{child.name} ended with code {code}:\n{log_tail(child.log_path)}")
         if time.monotonic() > deadline:
-            seconds = within.total_seconds()
+            waited = f"{within.total_seconds():g} s"
             raise CarillonError(
-                f"{child.name} did not say {beginning!r} in {seconds:g} s:\n{log_tail(child.log_path)}"
+                f"{child.name} did not say {beginning!r} in {waited}:\n{log_tail(child.log_path)}"
             )
         await asyncio.sleep(0.02)
 

@@ -32,7 +32,7 @@ def open_workspace() -> Workspace:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_still(path, lock):
-            path.chmod(0o755)  # noqa: S103 - the server may run as another user than we
+            path.chmod(0o755)
             return Workspace(path=path, lock=lock)
         os.close(lock)  # swept between mkdtemp and flock
 

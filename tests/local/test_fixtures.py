@@ -81,7 +81,7 @@ def test_a_test_that_leaves_something_behind_fails(kind: str, tmp_path: Path) ->
     body, complaint = LEAVING[kind]
     case = tmp_path / "test_case.py"
     case.write_text(f"import asyncio, subprocess, sys\nkeep: list[object] = []\n{body}")
-    argv = [
+    argv: list[str | Path] = [
         sys.executable,
         "-m",
         "pytest",
