@@ -115,9 +115,10 @@ class PostgresClaims:
             self._ring.rewind()
         if self._in_turns:
             await self._discover_if_time()
-            shares = self._ring.deal(limit, self._load)
-            if shares:
-                return await self._claim_in_turns(shares)
+            # Tenants whose runs another replica took meanwhile cost a statement, never a pause: they leave the ring.
+            while shares := self._ring.deal(limit, self._load):
+                if (runs := await self._claim_in_turns(shares)) or self._left.is_set():
+                    return runs
             self._in_turns = len(self._ring) > 0
         within_cap = min(limit, self._load.least_room())
         if within_cap < 1:

@@ -52,7 +52,7 @@ class Lease:
     """The time-limited right to write one run.
 
     `token` is the row's `claimed_by`: new for every claim statement, so that a replica that lost a run and claimed
-    it again cannot pass for its former self. `attempt` is the number this claim spent (1..8).
+    it again cannot pass for its former self. `attempt` is the number this claim spent (1..8; none when `is_exhausted`).
     """
 
     ref: RunRef

@@ -106,9 +106,12 @@ def _interrupted(
         is_maybe_delivered=flight.is_sent,
     )
     evidence = _evidence(run, order, desk, outcome, None, started_at) if flight.is_sent else None
+    if evidence is not None:
+        metrics.ATTEMPTS.labels(outcome=name_of(outcome)).inc()
     match hold.standing:
         case Standing.LOST:
-            return None
+            # Nothing left: given back in case the row is still ours (a database away until the local deadline).
+            return None if flight.is_sent else Settled(run.lease, Release(), None)
         case Standing.CANCELLING:
             return Settled(run.lease, Cancel(Reason.CANCELLED), evidence)
         case Standing.ABANDONED | Standing.HELD:

@@ -107,8 +107,12 @@ class Executor:
         try:
             orders = await self._book.orders_of(runs)
             overlapping = await self._book.overlapping(runs, orders)
-        except StoreError as error:
-            logger.warning("orders.unavailable", extra={"runs": len(runs), "error": str(error)})
+        except Exception as error:
+            # Whatever it is, the slots come back and the runs go back unsent: they are due again at the next sweep.
+            if isinstance(error, StoreError):
+                logger.warning("orders.unavailable", extra={"runs": len(runs), "error": str(error)})
+            else:
+                logger.exception("orders.fault", extra={"runs": len(runs)})
             for run in runs:
                 self._spawn(self._end_unsent(run, Release()))
             return

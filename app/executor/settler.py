@@ -33,8 +33,7 @@ REPEAT_CAP = 1.0
 
 
 async def _release(conn: Connection, items: Sequence[Settled]) -> set[Key]:
-    given_back = await leases.release(conn, [item.lease for item in items])
-    return {(ref.scheduled_for, ref.id) for ref in given_back}
+    return await leases.release(conn, [item.lease for item in items])
 
 
 _Verb = Callable[[Connection, Sequence[Settled]], Awaitable[set[Key]]]
@@ -68,7 +67,7 @@ class Settler:
         self._is_finishing = False
 
     async def settle(self, item: Settled) -> bool:
-        """True when it was written, False when the lease had been lost. A run stands once in a group by construction:
+        """True when it was written, False when the lease had been lost. A lease stands once in a group by construction:
         its one worker waits here."""
         pending = _Pending(item, asyncio.get_running_loop().create_future())
         self._queue.append(pending)

@@ -56,7 +56,7 @@ class Grant:
 
 # `due` is MATERIALIZED so that the UPDATE can never run it twice and lock more rows than LIMIT. `lost` is the evidence
 # of attempts whose lease ran out. The schedule is joined outside the LIMIT: inside, a head of 50,000 paused runs cost
-# 173 ms per claim. `exhausted` looks at the attempt before this claim; the clamp keeps the CHECK (1..8) true.
+# 173 ms per claim. A run whose attempts are spent is leased without spending another, so that nothing can be refused.
 _LEASE = """, lost AS (
     INSERT INTO run_attempt (run_id, scheduled_for, attempt, tenant_id, schedule_version, outcome, maybe_delivered,
                              error, finished_at, worker, lease_token)
@@ -70,7 +70,7 @@ _LEASE = """, lost AS (
 UPDATE job_run AS r
    SET claimed_by = $1,
        claim_expires_at = clock_timestamp() + $2::interval,
-       attempt = least(r.attempt + 1, 8)
+       attempt = CASE WHEN r.attempt < r.max_attempts THEN r.attempt + 1 ELSE r.attempt END
   FROM due
   LEFT JOIN schedule AS s ON s.id = due.schedule_id
  WHERE r.id = due.id
@@ -165,7 +165,7 @@ async def claim_hinted(conn: Connection, grant: Grant, *, refs: Iterable[RunRef]
     """Lease those of `refs` that are due and free. Stale, early, doubled and foreign refs simply claim nothing."""
     asked = sorted({(ref.scheduled_for, ref.id) for ref in refs})
     rows = await conn.fetch(
-        CLAIM_HINTED, grant.token, grant.ttl, timedelta(), [id for _, id in asked], [at for at, _ in asked]
+        CLAIM_HINTED, grant.token, grant.ttl, timedelta(), [run for _, run in asked], [at for at, _ in asked]
     )
     return _claimed(rows, grant)
 
@@ -225,10 +225,18 @@ async def next_due_in(conn: Connection) -> timedelta | None:
     return wait
 
 
-RELEASE_BY_TOKEN = """UPDATE job_run
-   SET claimed_by = NULL, claim_expires_at = NULL, attempt = greatest(attempt - 1, 0)
- WHERE status IN ('pending', 'retrying')
-   AND claimed_by = $1"""
+# The attempt that a claim spent is given back, unless it has its evidence already: then the claim met spent attempts
+# and spent none, and the number must not be sent a second time.
+ATTEMPT_GIVEN_BACK = """r.attempt - CASE WHEN EXISTS (SELECT 1
+                                            FROM run_attempt AS a
+                                           WHERE a.run_id = r.id
+                                             AND a.scheduled_for = r.scheduled_for
+                                             AND a.attempt = r.attempt) THEN 0 ELSE 1 END"""
+
+RELEASE_BY_TOKEN = f"""UPDATE job_run AS r
+   SET claimed_by = NULL, claim_expires_at = NULL, attempt = {ATTEMPT_GIVEN_BACK}
+ WHERE r.status IN ('pending', 'retrying')
+   AND r.claimed_by = $1"""
 
 
 async def release_by_token(conn: Connection, token: str) -> int:

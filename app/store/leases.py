@@ -14,15 +14,16 @@ from uuid import UUID
 
 from app.domain.ids import RunId, TenantId
 from app.domain.run import Defer, Lease, RunRef, Settled
-from app.store.claims import Cursor
+from app.store.claims import ATTEMPT_GIVEN_BACK, Cursor
 from app.store.pool import Connection
 
-Key = tuple[datetime, UUID]
-"""(scheduled_for, id): one run, in lock order."""
+Key = tuple[datetime, UUID, str]
+"""(scheduled_for, id, token): one lease, in lock order. Without the token, a replica's two leases on one run (lost and
+claimed again) would be taken for each other."""
 
 
 def key_of(lease: Lease) -> Key:
-    return (lease.ref.scheduled_for, lease.ref.id)
+    return (lease.ref.scheduled_for, lease.ref.id, lease.token)
 
 
 def in_lock_order(leases: Iterable[Lease]) -> list[Lease]:
@@ -44,9 +45,9 @@ UPDATE job_run AS r
   FROM mine
  WHERE r.id = mine.id
    AND r.scheduled_for = mine.scheduled_for
-RETURNING r.scheduled_for, r.id, r.cancel_requested_at IS NOT NULL"""
+RETURNING r.scheduled_for, r.id, r.claimed_by, r.cancel_requested_at IS NOT NULL"""
 
-STILL_OURS = """SELECT r.scheduled_for, r.id, r.cancel_requested_at IS NOT NULL
+STILL_OURS = """SELECT r.scheduled_for, r.id, r.claimed_by, r.cancel_requested_at IS NOT NULL
   FROM unnest($1::uuid[], $2::timestamptz[], $3::text[]) AS g(id, scheduled_for, token)
   JOIN job_run AS r ON r.id = g.id AND r.scheduled_for = g.scheduled_for
  WHERE r.claimed_by = g.token"""
@@ -71,14 +72,14 @@ async def extend(conn: Connection, leases: Sequence[Lease], *, ttl: timedelta) -
     asked = in_lock_order(leases)
     by_key = {key_of(lease): lease for lease in asked}
     moved = await conn.fetch(EXTEND, *_columns(asked), ttl)
-    kept = {by_key[(row[0], row[1])] for row in moved}
-    cancelled = {by_key[(row[0], row[1])] for row in moved if row[2]}
+    kept = {by_key[row[0], row[1], row[2]] for row in moved}
+    cancelled = {by_key[row[0], row[1], row[2]] for row in moved if row[3]}
     rest = [lease for lease in asked if lease not in kept]
     busy: set[Lease] = set()
     if rest:
         held = await conn.fetch(STILL_OURS, *_columns(rest))
-        busy = {by_key[(row[0], row[1])] for row in held}
-        cancelled |= {by_key[(row[0], row[1])] for row in held if row[2]}
+        busy = {by_key[row[0], row[1], row[2]] for row in held}
+        cancelled |= {by_key[row[0], row[1], row[2]] for row in held if row[3]}
     return Extended(
         kept=frozenset(kept),
         busy=frozenset(busy),
@@ -87,35 +88,35 @@ async def extend(conn: Connection, leases: Sequence[Lease], *, ttl: timedelta) -
     )
 
 
-RELEASE = """UPDATE job_run AS r
-   SET claimed_by = NULL, claim_expires_at = NULL, attempt = greatest(r.attempt - 1, 0)
+RELEASE = f"""UPDATE job_run AS r
+   SET claimed_by = NULL, claim_expires_at = NULL, attempt = {ATTEMPT_GIVEN_BACK}
   FROM unnest($1::uuid[], $2::timestamptz[], $3::text[]) AS g(id, scheduled_for, token)
  WHERE r.id = g.id
    AND r.scheduled_for = g.scheduled_for
    AND r.claimed_by = g.token
-RETURNING r.scheduled_for, r.id, r.fire_after"""
+RETURNING r.scheduled_for, r.id, g.token"""
 
 
-async def release(conn: Connection, leases: Sequence[Lease]) -> list[RunRef]:
+async def release(conn: Connection, leases: Sequence[Lease]) -> set[Key]:
     """Give back runs whose request never left: due again at once, the attempt not spent. Returns those given back."""
-    by_key = {key_of(lease): lease for lease in leases}
     rows = await conn.fetch(RELEASE, *_columns(in_lock_order(leases)))
-    return [by_key[(row[0], row[1])].ref for row in rows]
+    return {(row[0], row[1], row[2]) for row in rows}
 
 
-DEFER = """UPDATE job_run AS r
-   SET claimed_by = NULL, claim_expires_at = NULL, attempt = greatest(r.attempt - 1, 0),
-       fire_after = now() + g.delay, reason = g.reason
+# As in a retry, a cancel asked for meanwhile does not wait for the delay.
+DEFER = f"""UPDATE job_run AS r
+   SET claimed_by = NULL, claim_expires_at = NULL, attempt = {ATTEMPT_GIVEN_BACK},
+       fire_after = now() + CASE WHEN r.cancel_requested_at IS NULL THEN g.delay ELSE '0' END, reason = g.reason
   FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::interval[], $5::text[])
        AS g(id, scheduled_for, token, delay, reason)
  WHERE r.id = g.id
    AND r.scheduled_for = g.scheduled_for
    AND r.claimed_by = g.token
-RETURNING r.scheduled_for, r.id"""
+RETURNING r.scheduled_for, r.id, g.token"""
 
 
 async def defer(conn: Connection, items: Sequence[Settled]) -> set[Key]:
-    """Put runs off without an attempt: due again after their delay. Returns the keys of those written."""
+    """Put runs off without an attempt: due again after their delay. Returns those put off."""
     ordered = sorted(items, key=lambda item: key_of(item.lease))
     deferred = [item.settlement for item in ordered if isinstance(item.settlement, Defer)]
     rows = await conn.fetch(
@@ -124,7 +125,7 @@ async def defer(conn: Connection, items: Sequence[Settled]) -> set[Key]:
         [settlement.delay for settlement in deferred],
         [settlement.reason.value for settlement in deferred],
     )
-    return {(row[0], row[1]) for row in rows}
+    return {(row[0], row[1], row[2]) for row in rows}
 
 
 # A bounded slice of the claim index from a remembered place: there is no index on claim_expires_at, since one would

@@ -33,7 +33,7 @@ READ_ORDERS = """SELECT s.id, s.version, s.name, s.target, s.retry, s.overlap = 
 
 
 async def read_orders(conn: Connection, schedules: Collection[ScheduleId]) -> list[Order]:
-    """The current orders of `schedules`, unknown ones left out. A row that cannot be read is an Order with a problem."""
+    """The current orders of `schedules`, unknown ones left out; of a row that cannot be read, an Order with a problem."""
     rows = await conn.fetch(READ_ORDERS, sorted(schedules))
     orders = []
     for schedule_id, version, name, target_text, retry_text, skips_overlap in rows:
@@ -43,7 +43,7 @@ async def read_orders(conn: Connection, schedules: Collection[ScheduleId]) -> li
         try:
             target = targets.from_json(target_text)
             retry = retry_policy.from_json(retry_text)
-        except (ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 one unreadable row must not hold up the others of its claim
             problem = f"the stored target or retry policy cannot be read ({type(error).__name__})"
         orders.append(Order(ScheduleId(schedule_id), version, name, target, retry, skips_overlap, problem))
     return orders
@@ -62,7 +62,7 @@ OVERLAPPING = """SELECT g.id
 
 
 async def overlapping(conn: Connection, runs: Sequence[ClaimedRun]) -> set[RunId]:
-    """Those of `runs` whose schedule has an earlier run that has not ended. The order decides, so two replicas agree."""
+    """Those of `runs` whose schedule has an earlier open run. The order decides, so two replicas agree."""
     rows = await conn.fetch(
         OVERLAPPING,
         [run.lease.ref.id for run in runs],

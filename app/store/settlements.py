@@ -1,8 +1,8 @@
 """Writing what an outcome means: complete, retry, fail, cancel, and the minimal `mark_failed`.
 
 Each verb is one statement for many runs: the run rows and the evidence of exactly the rows that were updated, so that
-a lease lost on the way loses its evidence too (the claim that took it wrote `lease_lost`). All verbs return the keys
-they wrote; a key that is missing was not ours any more.
+a lease lost on the way loses its evidence too (the claim that took it wrote `lease_lost`). All verbs return the leases
+they wrote, by their keys; one that is missing was not ours any more.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _EVIDENCE = """
        AND r.scheduled_for = g.scheduled_for
        AND r.status IN ('pending', 'retrying')
        AND r.claimed_by = g.token
-    RETURNING r.id, r.scheduled_for, r.tenant_id, r.attempt
+    RETURNING r.id, r.scheduled_for, r.tenant_id, r.attempt, g.token
 ), evidence AS (
     INSERT INTO run_attempt (run_id, scheduled_for, attempt, tenant_id, schedule_version, outcome, maybe_delivered,
                              error, status_code, started_at, finished_at, connect_us, first_byte_us, total_us,
@@ -58,11 +58,11 @@ _EVIDENCE = """
            g.status_code, g.started_at, g.finished_at, g.connect_us, g.first_byte_us, g.total_us, g.request,
            g.response_headers, g.response_excerpt, g.worker, g.token
       FROM written AS w
-      JOIN given AS g ON g.id = w.id AND g.scheduled_for = w.scheduled_for
+      JOIN given AS g ON g.id = w.id AND g.scheduled_for = w.scheduled_for AND g.token = w.token
      WHERE g.outcome IS NOT NULL
         ON CONFLICT (run_id, scheduled_for, attempt) DO NOTHING
 )
-SELECT scheduled_for, id FROM written"""
+SELECT scheduled_for, id, token FROM written"""
 
 COMPLETE = f"{_GIVEN}status = 'succeeded', reason = NULL, finished_at = clock_timestamp(){_EVIDENCE}"
 
@@ -114,7 +114,7 @@ async def mark_failed(conn: Connection, item: Settled, *, reason: Reason) -> boo
     return written is not None
 
 
-WITH_OUR_EVIDENCE = """SELECT a.scheduled_for, a.run_id
+WITH_OUR_EVIDENCE = """SELECT a.scheduled_for, a.run_id, a.lease_token
   FROM unnest($1::uuid[], $2::timestamptz[], $3::smallint[], $4::text[]) AS g(id, scheduled_for, attempt, token)
   JOIN run_attempt AS a
     ON a.run_id = g.id AND a.scheduled_for = g.scheduled_for AND a.attempt = g.attempt
@@ -132,14 +132,14 @@ async def written_before(conn: Connection, items: Sequence[Settled]) -> set[Key]
         [item.lease.attempt for item in ordered],
         [item.lease.token for item in ordered],
     )
-    return {(row[0], row[1]) for row in rows}
+    return {(row[0], row[1], row[2]) for row in rows}
 
 
 async def _write(conn: Connection, statement: str, items: Sequence[Settled]) -> set[Key]:
     ordered = sorted(items, key=lambda item: key_of(item.lease))
     table = [_row(item) for item in ordered]
     rows = await conn.fetch(statement, *(list(column) for column in zip(*table, strict=True)))
-    return {(row[0], row[1]) for row in rows}
+    return {(row[0], row[1], row[2]) for row in rows}
 
 
 def _row(item: Settled) -> tuple[Any, ...]:
