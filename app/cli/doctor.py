@@ -10,7 +10,7 @@ from app.errors import CarillonError, ConfigError
 from app.settings import Settings, load_settings
 from app.store import migrations, partitions
 from app.store.planning import database_now
-from app.store.pool import Connection, close, connect
+from app.store.pool import Connection, close, connect, translated
 
 OLDEST_POSTGRES = 15
 CLOCK_TOLERANCE = timedelta(seconds=2)
@@ -47,8 +47,11 @@ async def examine(environ: Mapping[str, str] | None = None) -> AsyncIterator[Fin
         yield Finding("database", is_good=False, text=f"{settings.database.shown}: {error}")
         return
     try:
-        async for finding in _examine_database(conn, settings):
-            yield finding
+        with translated():
+            async for finding in _examine_database(conn, settings):
+                yield finding
+    except CarillonError as error:
+        yield Finding("database", is_good=False, text=f"{settings.database.shown}: {error}")
     finally:
         await close(conn)
 
