@@ -12,13 +12,14 @@ a transaction, unless it says otherwise.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Final
 
 from app.errors import StoreError
-from app.store.pool import Connection, translated
+from app.store.pool import Connection, Pool, acquire, transaction, translated
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -148,16 +149,42 @@ async def _ensure(conn: Connection, parent: str, month: Month) -> list[str]:
         return []
     if state is not None:
         raise StoreError(f"month {month} of {parent} was taken out by retention and is not made again")
-    bounds = (month.start.isoformat(), month.end.isoformat())  # both with +00:00, so no session zone matters
-    statements: list[str] = await conn.fetchval(PARTITION_DDL, parent, name, *bounds)
+    statements: list[str] = await conn.fetchval(PARTITION_DDL, parent, name, *bounds_of(month))
     for statement in statements:
         await conn.execute(statement)
     return [name]
 
 
+def bounds_of(month: Month) -> tuple[str, str]:
+    """First instant, and first instant after, as texts with +00:00, so that no session's time zone matters."""
+    return month.start.isoformat(), month.end.isoformat()
+
+
 def partition_name(parent: str, month: Month) -> str:
     """`job_run_2026_01`"""
     return f"{parent}_{month.year:04}_{month.month:02}"
+
+
+# The session is idle in this transaction while the other one works: without a snapshot, so it holds nothing back.
+LONGER_IDLE = "SET LOCAL idle_in_transaction_session_timeout = '5min'"
+TRY_MAINTAINER = "SELECT pg_try_advisory_xact_lock(4919231478)"
+
+
+@asynccontextmanager
+async def sole_maintainer(pool: Pool) -> AsyncIterator[Connection | None]:
+    """Lend a connection, outside a transaction, to the one session of the fleet that may change months; None to the
+    others.
+
+    The right is an advisory lock of a second connection's transaction: statements that detach concurrently cannot
+    stand in a transaction, and a lock of a pooled session would outlive its user.
+    """
+    async with transaction(pool) as holder:
+        if not await holder.fetchval(TRY_MAINTAINER):
+            yield None
+            return
+        await holder.execute(LONGER_IDLE)
+        async with acquire(pool) as conn:
+            yield conn
 
 
 REQUEST = """
@@ -207,7 +234,7 @@ async def attached_range(conn: Connection) -> list[Span]:
     """
     with translated():
         rows = await conn.fetch(ATTACHED, "job_run")
-    months = sorted(_bounds_of(row["bounds"]) for row in rows)
+    months = sorted(_read_bounds(row["bounds"]) for row in rows)
     spans: list[Span] = []
     for start, end in months:
         if spans and spans[-1].end == start:
@@ -217,7 +244,7 @@ async def attached_range(conn: Connection) -> list[Span]:
     return spans
 
 
-def _bounds_of(text: str) -> tuple[datetime, datetime]:
+def _read_bounds(text: str) -> tuple[datetime, datetime]:
     found = PARTITION_BOUNDS.fullmatch(text)
     if found is None:
         raise StoreError(f"job_run has a partition that is not a stretch of time: {text}")

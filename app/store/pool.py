@@ -76,6 +76,7 @@ async def create_pool(
     application_name: str,
     settings: Mapping[str, str] | None = None,
     min_size: int = 1,
+    command_timeout: timedelta = COMMAND_TIMEOUT,
 ) -> Pool:
     """Open a pool of at most `size` connections; `min_size` of them are opened now and kept.
 
@@ -92,7 +93,7 @@ async def create_pool(
             reset=_keep_session,
             max_cached_statement_lifetime=0,
             timeout=CONNECT_TIMEOUT.total_seconds(),
-            command_timeout=COMMAND_TIMEOUT.total_seconds(),
+            command_timeout=command_timeout.total_seconds(),
             server_settings={**SESSION, "application_name": application_name, **(settings or {})},
         )
 
