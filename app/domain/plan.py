@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import assert_never
 
+from app.domain.cron_text import uses_hash
 from app.domain.ids import EPOCH, MICROSECOND, ScheduleId, is_occurrence_instant
-from app.domain.recurrence import Every, Recurrence, next_fire
+from app.domain.recurrence import Cron, Every, Recurrence, next_fire
 from app.domain.schedule import Misfire, SkipReason
 
 
@@ -97,6 +98,13 @@ def plan(due: Due, *, now: datetime, horizon: datetime, limits: Limits) -> Plan:
         present.append(at)
         at = _next(due, at)
     return _judge(due, (*candidates, *present), skipped, at, now=now, oldest=limits.oldest)
+
+
+def is_shared(recurrence: Recurrence) -> bool:
+    """True when the rule means the same for every schedule: equal pointers and policies then give equal
+    plans.
+    """
+    return not (isinstance(recurrence, Cron) and uses_hash(recurrence.expression))
 
 
 def skip_until(due: Due, *, now: datetime, reason: SkipReason, walked: int = 10_000) -> Skipped | None:

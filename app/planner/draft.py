@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
 
 from app.domain import recurrence as recurrences
 from app.domain import retry as retries
 from app.domain.ids import ScheduleId, run_id
-from app.domain.plan import Due, Limits, Skipped, plan
+from app.domain.plan import Due, Limits, Plan, Skipped, is_shared, plan
 from app.domain.schedule import Misfire
 from app.store.planning import DueRow, NewRun
 
@@ -56,6 +56,7 @@ def draft_all(
     The bounds are looked at after each schedule, whose own plan is bounded by `limits`.
     """
     deadline = clock() + budget.total_seconds()
+    bounds = _Bounds(now, horizon, limits)
     drafts: list[Draft] = []
     poison: dict[ScheduleId, str] = {}
     taken = 0
@@ -63,8 +64,8 @@ def draft_all(
     for row in rows:
         taken += 1
         try:
-            one = draft(row, now=now, horizon=horizon, limits=limits)
-        except Exception as error:  # noqa: BLE001  # whatever one schedule raises is that schedule's own affair
+            one = _draft(row, bounds)
+        except Exception as error:  # noqa: BLE001  # whatever one schedule raises is its own affair
             poison[row.id] = f"{type(error).__name__}: {error}"
             continue
         if one.next_fire_at != row.next_fire_at:
@@ -75,30 +76,49 @@ def draft_all(
     return Drafts(drafts, poison, taken)
 
 
-def draft(row: DueRow, *, now: datetime, horizon: datetime, limits: Limits) -> Draft:
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """What a batch has in common. `plans` remembers: a hundred thousand schedules on the hour are one
+    plan.
+    """
+
+    now: datetime
+    horizon: datetime
+    limits: Limits
+    plans: dict[tuple[str, datetime, str, timedelta], Plan] = field(default_factory=dict)
+
+
+def _draft(row: DueRow, bounds: _Bounds) -> Draft:
     """Draft one schedule. Raises whatever its rule, its policies or `plan` raise."""
-    due = Due(
-        row.id,
-        recurrences.from_json(row.recurrence),
-        Misfire(row.misfire),
-        row.expires_after,
-        row.next_fire_at,
-    )
-    planned = plan(due, now=now, horizon=horizon, limits=limits)
+    planned = _plan(row, bounds)
     max_attempts = _max_attempts(row.retry)
     runs = tuple(
-        NewRun(
-            id=run_id(row.id, at),
-            scheduled_for=at,
-            tenant_id=row.tenant_id,
-            schedule_id=row.id,
-            schedule_version=row.version,
-            max_attempts=max_attempts,
-            expires_at=at + row.expires_after,
-        )
-        for at in planned.occurrences
+        [
+            NewRun(
+                run_id(row.id, at),
+                at,
+                row.tenant_id,
+                row.id,
+                row.version,
+                max_attempts,
+                at + row.expires_after,
+            )
+            for at in planned.occurrences
+        ]
     )
     return Draft(row, runs, planned.skipped, planned.next_fire_at)
+
+
+def _plan(row: DueRow, bounds: _Bounds) -> Plan:
+    key = (row.recurrence, row.next_fire_at, row.misfire, row.expires_after)
+    planned = bounds.plans.get(key)
+    if planned is None:
+        recurrence = recurrences.from_json(row.recurrence)
+        due = Due(row.id, recurrence, Misfire(row.misfire), row.expires_after, row.next_fire_at)
+        planned = plan(due, now=bounds.now, horizon=bounds.horizon, limits=bounds.limits)
+        if is_shared(recurrence):
+            bounds.plans[key] = planned
+    return planned
 
 
 @lru_cache(maxsize=4_096)

@@ -85,7 +85,7 @@ async def lock_due(conn: Connection, band: Band, *, behind: Place = LEFT_END, li
     """Lock at most `limit` active schedules of the band, oldest first, behind a place in the due order."""
     rows = await conn.fetch(LOCK_DUE, behind.next_fire_at, behind.id, band.reach, band.ahead, limit)
     due = [_due_row(tuple(row)) for row in rows]
-    due.sort(key=lambda row: (row.next_fire_at, row.id))
+    due.sort(key=lambda row: (row.next_fire_at, row.id.int))  # a row that moved comes out of order
     return Locked(rows[0][0] if rows else None, due)
 
 
@@ -142,7 +142,7 @@ async def insert_runs(conn: Connection, runs: Sequence[NewRun]) -> list[RunRef]:
     Raises RowRefused for data the database refuses and PartitionMissing for a month that is not attached; the
     whole batch is refused then.
     """
-    ordered = sorted(runs, key=lambda run: (run.scheduled_for, run.id))
+    ordered = sorted(runs, key=lambda run: (run.scheduled_for, run.id.int))
     rows = await conn.fetch(
         INSERT_RUNS,
         [run.id for run in ordered],
@@ -185,7 +185,7 @@ RETURNING s.id"""
 
 async def advance(conn: Connection, advances: Sequence[Advance]) -> set[ScheduleId]:
     """Move the pointers forward, never back; returns the schedules that really moved."""
-    ordered = sorted(advances, key=lambda one: one.id)
+    ordered = sorted(advances, key=lambda one: one.id.int)
     rows = await conn.fetch(
         ADVANCE,
         [one.id for one in ordered],
