@@ -62,7 +62,7 @@ def fires_between(spec: Spec, zone: ZoneInfo, start: datetime, end: datetime) ->
         if spec.matches(shown) and (not spec.is_fixed or shown not in served):
             is_due = True
         served.add(shown)
-        if is_due and now > start:
+        if is_due and start < now <= end:
             fires.append(now)
     return fires
 
