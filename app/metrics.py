@@ -7,6 +7,8 @@ does not see the first step of a series that appears with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -77,7 +79,6 @@ QUARANTINED = _counter("quarantined", "Schedules set aside because they could no
 # Claims and leases.
 CLAIMS = _counter("claims", "Claim statements, by what asked for them.", "source")
 CLAIMED_RUNS = _counter("claimed_runs", "Runs leased by this replica.")
-CLAIM_SECONDS = _histogram("claim_seconds", "One claim statement, sent to answered.", _SHORT)
 LEASE_LOST = _counter("lease_lost", "Leases that were lost while this replica worked on the run.")
 KEEPER_BUSY = _counter("keeper_busy", "Leases that an extend found locked, and left for later.")
 KEEPER_EXTENDED = _counter("keeper_extended", "Leases extended.")
@@ -99,7 +100,6 @@ SETTLED = _counter("settled", "Settlements written, by what they said.", "settle
 for _settlement in ("complete", "retry", "fail", "cancel", "defer", "release"):
     SETTLED.labels(_settlement)
 SETTLE_BATCH_SIZE = _histogram("settle_batch_size", "Settlements in one transaction.", _SIZES)
-SETTLE_SECONDS = _histogram("settle_seconds", "One settling transaction, begin to commit.", _SHORT)
 SETTLE_REFUSED = _counter(
     "settle_refused", "Runs marked failed because the database refused their settlement."
 )
@@ -113,10 +113,25 @@ LOOP_LAST_SUCCESS_SECONDS = _gauge(
 LOOP_ERRORS = _counter("loop_errors", "Turns of the loop that failed.", "loop")
 DB_POOL_SIZE = _gauge("db_pool_size", "Open connections of the pool.", "pool")
 DB_POOL_IDLE = _gauge("db_pool_idle", "Open connections of the pool that nobody uses.", "pool")
-API_REQUESTS = _counter("api_requests", "Answered API requests.", "route", "method", "status")
-API_REQUEST_SECONDS = _histogram("api_request_seconds", "One API request.", _SHORT, "route")
+API_REQUESTS = _counter("api_requests", "Answered API requests.", "method", "status")
+API_REQUEST_SECONDS = _histogram("api_request_seconds", "One API request.", _SHORT)
 TZDATA_INFO = _gauge("tzdata_info", "The IANA time zone release in use; always 1.", "version")
 BUILD_INFO = _gauge("build_info", "The version of Carillon; always 1.", "version")
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def note_request(method: str, status: int, seconds: float) -> None:
+    """One answered API request. A caller may send any word as a method; it does not make a new series."""
+    API_REQUESTS.labels(method if method in _METHODS else "other", str(status)).inc()
+    API_REQUEST_SECONDS.observe(seconds)
+
+
+def watch_pool(name: str, *, size: Callable[[], int], idle: Callable[[], int]) -> None:
+    """Read a pool's figures at every scrape: watch_pool("main", size=pool.get_size, idle=pool.get_idle_size)."""
+    DB_POOL_SIZE.labels(name).set_function(size)
+    DB_POOL_IDLE.labels(name).set_function(idle)
 
 
 def render() -> tuple[bytes, str]:

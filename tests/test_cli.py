@@ -67,7 +67,6 @@ def test_small_commands_import_nothing_large() -> None:
         )
         large = {
             "pydantic_settings",
-            "pydantic",
             "fastapi",
             "aiohttp",
             "asyncpg",

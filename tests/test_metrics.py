@@ -78,3 +78,19 @@ def test_outcomes_and_settlements_are_there_before_their_first() -> None:
         "complete",
         "cancel",
     }
+
+
+def test_a_made_up_method_makes_no_series() -> None:
+    for method in ("GET", "X" * 50, "BREW"):
+        metrics.note_request(method, 405, 0.01)
+    assert {labels["method"] for labels, _ in rendered()["scheduler_api_requests_total"]} <= {"GET", "other"}
+
+
+def test_a_pool_is_read_at_every_scrape() -> None:
+    figures = {"size": 1, "idle": 0}
+    metrics.watch_pool("test", size=lambda: figures["size"], idle=lambda: figures["idle"])
+    figures.update(size=5, idle=3)
+    assert ({"pool": "test"}, 5.0) in rendered()["scheduler_db_pool_size"]
+    assert ({"pool": "test"}, 3.0) in rendered()["scheduler_db_pool_idle"]
+    metrics.DB_POOL_SIZE.remove("test")
+    metrics.DB_POOL_IDLE.remove("test")
