@@ -162,7 +162,7 @@ async def _samples(client: httpx.AsyncClient, echo: str) -> dict[str, str]:
     """Two schedules that fire at once: an interval of 5 s and a one-off; ids by name. A kept interval is used again."""
     listed = await _call(client, "GET", "/v1/schedules?limit=200", None)
     samples: dict[str, str] = {}
-    for schedule in listed["items"]:
+    for schedule in listed["schedules"]:
         if schedule["name"] == "every five seconds" and schedule["status"] == "active":
             samples[schedule["name"]] = schedule["id"]
             body = {"target": {"method": "POST", "url": f"{echo}/every-5s", "body": '{"hello": "again"}'}}
@@ -191,7 +191,7 @@ async def _report_first_runs(client: httpx.AsyncClient, samples: dict[str, str])
                 runs = await _call(
                     client, "GET", f"/v1/runs?schedule_id={schedule_id}&status=succeeded&limit=1", None
                 )
-                for run in runs["items"]:
+                for run in runs["runs"]:
                     _say(f"delivered: '{name}', planned for {run['scheduled_for']}, run {run['id']}")
                     del waiting[name]
             await asyncio.sleep(0.5)
@@ -254,6 +254,7 @@ def _what_next(
   export CARILLON={urls[0]}
   export KEY={demo.key}
   export ADMIN={admin_key}
+  export ECHO={echo}
 
 Try next:
   curl -s $CARILLON/v1/runs -H "Authorization: Bearer $KEY"
