@@ -31,6 +31,7 @@ from app.claim.postgres import Pace, PostgresClaims
 from app.claim.reaper import Reaper
 from app.claim.strategy import ClaimStrategy
 from app.domain.address import PUBLIC_ONLY, WITH_LOOPBACK
+from app.domain.zones import TZDATA_VERSION
 from app.errors import StoreUnavailable
 from app.executor.attempt import Desk
 from app.executor.deliver import open_session
@@ -93,7 +94,7 @@ class Replica:
         self._settings = settings
         self._health = LoopHealth()
         self._stops = Stops(asyncio.Event(), asyncio.Event())
-        self._rng = random.Random()  # noqa: S311 jitter
+        self._rng = random.Random()
         executor = settings.executor
         self._load = TenantLoad(slots=executor.slots, cap=executor.slots_per_tenant)
         self._claims = build_claims(settings, pools, self._load, self._rng)
@@ -130,6 +131,9 @@ class Replica:
 
     async def run(self, stop: Signals) -> int:
         metrics.BUILD_INFO.labels(version("carillon")).set(1)
+        metrics.TZDATA_INFO.labels(TZDATA_VERSION).set(1)
+        for name, pool in (("main", self._pools.main), ("claim", self._pools.claim)):
+            metrics.watch_pool(name, size=pool.get_size, idle=pool.get_idle_size)
         self._api.bind()
         await self._claims.open()
         orphans = 0
