@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 
 import pytest
 
 from app.claim.grant import Grants
 from app.domain.outcome import Abandoned
-from app.domain.run import Cancel, Complete, Defer, Fail, Lease, Reason, Release, Retry, Settled
+from app.domain.run import Cancel, Complete, Defer, Fail, Lease, Reason, Retry, Settled, Settlement
 from app.store import claims, leases, settlements
 from app.store.claims import LEFT_END
-from app.store.leases import key_of
+from app.store.leases import Key, key_of
 from app.store.pool import Connection
 from tests.factories_runs import (
     TTL,
@@ -29,7 +29,7 @@ Verb = Callable[[Connection, Lease], Awaitable[bool]]
 """Replays one verb with a lease; true when it says that it wrote something."""
 
 
-def _as(lease: Lease, settlement: Complete | Retry | Fail | Cancel | Defer | Release) -> list[Settled]:
+def _as(lease: Lease, settlement: Settlement) -> list[Settled]:
     proof = evidence(Abandoned("late", is_maybe_delivered=True))
     return [Settled(lease, settlement, proof)]
 
@@ -213,7 +213,9 @@ async def test_an_expired_lease_that_nobody_took_still_allows_its_settlement(db:
     assert (row["attempt"], row["lease_token"]) == (1, lease.token)
 
 
-SETTLE_VERBS = {
+Write = Callable[[Connection, Sequence[Settled]], Awaitable[set[Key]]]
+
+SETTLE_VERBS: dict[str, tuple[Write, Settlement]] = {
     "complete": (settlements.complete, Complete()),
     "retry": (settlements.retry, Retry(timedelta(seconds=5))),
     "fail": (settlements.fail, Fail(Reason.ATTEMPTS_SPENT)),
@@ -255,7 +257,8 @@ async def test_two_leases_of_one_process_on_one_run_are_extended_for_what_they_a
     await expire(db, ref)
     new = await _claim_as_self(db)
     extended = await leases.extend(db, [new, old] if newest_first else [old, new], ttl=TTL)
-    assert (extended.kept, extended.lost) == ({new}, {old})
+    assert extended.kept == {new}
+    assert extended.lost == {old}
 
 
 async def test_release_does_not_decrement_a_run_reclaimed_elsewhere(db: Connection) -> None:
