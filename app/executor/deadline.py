@@ -7,7 +7,9 @@ delivery costs on uvloop (measured). Here all share one, at the price of ending 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
+from time import monotonic
 from types import TracebackType
 
 TICK = 0.05
@@ -17,15 +19,16 @@ TICK = 0.05
 class Deadlines:
     """The operations of one event loop that must end in time. The timer runs only while there are any."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._loop = asyncio.get_running_loop()
+        self._clock = clock  # not the loop's: uvloop's stands still during a turn and counts milliseconds
         self._running: set[Deadline] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def within(self, length: timedelta) -> Deadline:
         """A context for the current task: what it encloses is cancelled once `length` has passed, as
         TimeoutError."""
-        return Deadline(self, self._loop.time() + length.total_seconds())
+        return Deadline(self, self._clock() + length.total_seconds())
 
     def add(self, deadline: Deadline) -> None:
         self._running.add(deadline)
@@ -42,7 +45,7 @@ class Deadlines:
             self._timer = None
 
     def _look(self) -> None:
-        now = self._loop.time()
+        now = self._clock()
         for deadline in [late for late in self._running if late.at <= now]:
             self._running.discard(deadline)
             deadline.expire()

@@ -39,10 +39,19 @@ def meaning_of(
         if error.errno in _LOCAL:
             detail = f"this replica could not open a connection: {_text_of(error)}"
             return Unreachable("local", detail, is_maybe_delivered=is_sent, timing=timing)
-    # Where the engine wraps these two, they say more than what they are wrapped in.
-    told = error.__cause__ if isinstance(error.__cause__, LineTooLong | ssl.SSLError) else error
+    told = _inmost(error)
     kind, describe = next((kind, describe) for known, kind, describe in _MEANINGS if isinstance(told, known))
     return Unreachable(kind, describe(told), is_maybe_delivered=is_sent, timing=timing)
+
+
+def _inmost(error: BaseException) -> BaseException:
+    """A long line or a TLS failure that the engine wrapped says more than what it is wrapped in."""
+    cause = error.__cause__
+    while cause is not None:
+        if isinstance(cause, LineTooLong | ssl.SSLError):
+            return cause
+        cause = cause.__cause__
+    return error
 
 
 def _say(text: str) -> Callable[[BaseException], str]:
