@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
@@ -19,7 +20,9 @@ from app.domain.schedule import (
 )
 from app.domain.target import Target
 from app.store import schedules
-from app.store.pool import Connection, Row
+from app.store.pool import PLAN_GUARDS, Connection, Pool, Row, close_pool, create_pool
+from tests import frozen
+from tests.frozen import FrozenClock
 
 HOURLY = Cron("0 * * * *", "UTC")
 TARGET = Target("POST", "https://example.com/hook", (), "hello")
@@ -136,3 +139,24 @@ async def alter(conn: Connection, one: Schedule, values: Mapping[str, object]) -
 def at(one: Schedule, **changes: object) -> Schedule:
     """`one` with some fields changed."""
     return replace(one, **changes)  # type: ignore[arg-type]
+
+
+async def mid_month(clock: FrozenClock) -> datetime:
+    """Stop the clock at noon in the middle of next month: months before and behind are attached, whatever
+    today is.
+    """
+    today = await clock.now()
+    return await clock.set(
+        (today.replace(day=1) + timedelta(days=45)).replace(day=15, hour=12, minute=0, second=0)
+    )
+
+
+@asynccontextmanager
+async def planner_pool(dsn: str, *, size: int = 4, clock: FrozenClock | None = None) -> AsyncIterator[Pool]:
+    """A pool as the planner has it, with the frozen clock where one is given."""
+    settings = {**PLAN_GUARDS, **(frozen.SESSION if clock else {})}
+    opened = await create_pool(dsn, size=size, application_name="carillon tests, planner", settings=settings)
+    try:
+        yield opened
+    finally:
+        await close_pool(opened)
