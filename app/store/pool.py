@@ -16,7 +16,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
@@ -90,6 +90,7 @@ async def create_pool(
             min_size=min(min_size, size),
             max_size=size,
             max_queries=USES_PER_CONNECTION,
+            connect=_connect_undisturbed,
             reset=_keep_session,
             max_cached_statement_lifetime=0,
             timeout=CONNECT_TIMEOUT.total_seconds(),
@@ -115,7 +116,7 @@ async def connect(
 ) -> Connection:
     """Open one connection outside any pool; its owner closes it with `close`. Errors as in `create_pool`."""
     with translated(), _readable_dsn():
-        return await asyncpg.connect(
+        return await _connect_undisturbed(
             dsn,
             max_cached_statement_lifetime=0,
             timeout=CONNECT_TIMEOUT.total_seconds(),
@@ -241,9 +242,37 @@ def _of_argument(error: Exception) -> str:
 
 
 def _is_connection_gone(error: asyncpg.InterfaceError) -> bool:
-    """asyncpg has one class for a lost connection and for wrong use of it; only the text tells them apart."""
+    """asyncpg has one class for a lost connection and for wrong use of it; only the text tells them apart.
+
+    "released" is said of a pooled connection that was lost between two calls: the pool takes it back at once.
+    """
     text = str(error)
-    return "closed" in text or "closing" in text
+    return any(word in text for word in ("closed", "closing", "released back to the pool"))
+
+
+_unwanted: Final[set[asyncio.Task[asyncpg.Connection[Row]]]] = set()
+"""Log-ins whose taker has gone, each ending within CONNECT_TIMEOUT. (The event loop itself forgets its tasks.)"""
+
+
+async def _connect_undisturbed(*args: Any, **kwargs: Any) -> asyncpg.Connection[Row]:
+    """asyncpg.connect, but a cancelled taker does not cancel the log-in: it goes on alone and is closed at its end.
+
+    Cancelled halfway, asyncpg loses track of the socket: the loop then reports an error that nobody can catch, and
+    the server keeps a session until it notices.
+    """
+    attempt = asyncio.ensure_future(asyncpg.connect(*args, **kwargs))
+    try:
+        return await asyncio.shield(attempt)
+    except asyncio.CancelledError:
+        _unwanted.add(attempt)
+        attempt.add_done_callback(_close_unwanted)
+        raise
+
+
+def _close_unwanted(attempt: asyncio.Task[asyncpg.Connection[Row]]) -> None:
+    _unwanted.discard(attempt)
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().terminate()
 
 
 async def _roll_back(connection: Connection, current: Transaction) -> None:
@@ -255,7 +284,8 @@ async def _roll_back(connection: Connection, current: Transaction) -> None:
             rolled_back = True
     finally:
         if not rolled_back:
-            connection.terminate()
+            with suppress(asyncpg.InterfaceError):  # the pool has noticed a lost connection itself
+                connection.terminate()
 
 
 @contextmanager
