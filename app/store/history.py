@@ -141,47 +141,67 @@ _FIRST_SENDING = """
          LIMIT 1
        ) AS sending ON true"""
 
-# Reads index job_run_history (tenant_id, scheduled_for, id) backwards. LIMIT is innermost; the row at the
-# limit comes along even when it does not fit, as the place to go on from: asked for in a second statement,
-# rows inserted in between would move it and be shown twice.
+# For the transaction of a page. The planner does not know that the reading stops with the page, so with fresh
+# statistics it would rather read and sort a whole partition than `SCAN_LIMIT` rows by index.
+IN_INDEX_ORDER = """
+SET LOCAL enable_sort = off;
+SET LOCAL enable_seqscan = off;
+SET LOCAL enable_bitmapscan = off
+"""
+
+# Reads index job_run_history (tenant_id, scheduled_for, id) backwards. The bound on what is looked at is
+# innermost; the row at it comes along even when it does not fit, as the place to go on from: asked for in a
+# second statement, it would be moved by rows inserted in between, and some shown twice. Every ORDER BY is
+# the order of the index, so nothing is sorted and the reading stops with the page (ORDER BY n would look at
+# all rows of the bound).
 LIST_TENANT_RUNS = f"""
 SELECT page.*, sending.sent_at
   FROM (
-        SELECT looked.*, looked.shown = ANY ($6::text[]) AS fits,
-               row_number() OVER (ORDER BY looked.scheduled_for DESC, looked.id DESC) AS n
+        SELECT numbered.*
           FROM (
-                SELECT {_COLUMNS}
-                  FROM job_run AS run
-                 WHERE run.tenant_id = $1 AND run.scheduled_for >= $2 AND run.scheduled_for < $3
-                   AND (run.scheduled_for, run.id) < ($4, $5)
-                 ORDER BY run.scheduled_for DESC, run.id DESC
-                 LIMIT $7
-               ) AS looked
+                SELECT looked.*, looked.shown = ANY ($6::text[]) AS fits,
+                       row_number() OVER (ORDER BY looked.scheduled_for DESC, looked.id DESC) AS n
+                  FROM (
+                        SELECT {_COLUMNS}
+                          FROM job_run AS run
+                         WHERE run.tenant_id = $1 AND run.scheduled_for >= $2 AND run.scheduled_for < $3
+                           AND (run.scheduled_for, run.id) < ($4, $5)
+                         ORDER BY run.scheduled_for DESC, run.id DESC
+                         LIMIT $7
+                       ) AS looked
+               ) AS numbered
+         WHERE numbered.fits OR numbered.n = $7
+         ORDER BY numbered.scheduled_for DESC, numbered.id DESC
+         LIMIT $8
        ) AS page{_FIRST_SENDING}
- WHERE page.fits OR page.n = $7
- ORDER BY page.n
- LIMIT $8
+ ORDER BY page.scheduled_for DESC, page.id DESC
 """  # noqa: S608 (constants of this file)
 
-# Reads the guard's index (schedule_id, scheduled_for) backwards; one schedule has at most one run per
-# instant.
+# The same along one schedule: the guard's index (schedule_id, scheduled_for), where an instant has one run
+# at most. That the schedule is the tenant's is asked of the schedule, once: with both in one condition, the
+# planner may choose the tenant's index and read everybody else's runs of the tenant to find those of one
+# schedule.
 LIST_SCHEDULE_RUNS = f"""
 SELECT page.*, sending.sent_at
   FROM (
-        SELECT looked.*, looked.shown = ANY ($6::text[]) AS fits,
-               row_number() OVER (ORDER BY looked.scheduled_for DESC) AS n
+        SELECT numbered.*
           FROM (
-                SELECT {_COLUMNS}
-                  FROM job_run AS run
-                 WHERE run.tenant_id = $1 AND run.schedule_id = $5 AND run.scheduled_for >= $2
-                   AND run.scheduled_for < $3 AND run.scheduled_for < $4
-                 ORDER BY run.scheduled_for DESC
-                 LIMIT $7
-               ) AS looked
+                SELECT looked.*, looked.shown = ANY ($6::text[]) AS fits,
+                       row_number() OVER (ORDER BY looked.scheduled_for DESC) AS n
+                  FROM (
+                        SELECT {_COLUMNS}
+                          FROM job_run AS run
+                         WHERE run.schedule_id = (SELECT id FROM schedule WHERE tenant_id = $1 AND id = $5)
+                           AND run.scheduled_for >= $2 AND run.scheduled_for < $3 AND run.scheduled_for < $4
+                         ORDER BY run.scheduled_for DESC
+                         LIMIT $7
+                       ) AS looked
+               ) AS numbered
+         WHERE numbered.fits OR numbered.n = $7
+         ORDER BY numbered.scheduled_for DESC
+         LIMIT $8
        ) AS page{_FIRST_SENDING}
- WHERE page.fits OR page.n = $7
- ORDER BY page.n
- LIMIT $8
+ ORDER BY page.scheduled_for DESC
 """  # noqa: S608 (constants of this file)
 
 
@@ -206,10 +226,12 @@ async def list_runs(
     to_at = min(window.to_at, place.scheduled_for + timedelta(microseconds=1))
     shown = sorted(statuses or ShownStatus)
     bounds = (tenant, window.from_at, to_at, place.scheduled_for)
-    if schedule is None:
-        rows = await conn.fetch(LIST_TENANT_RUNS, *bounds, place.id, shown, SCAN_LIMIT, limit + 1)
-    else:
-        rows = await conn.fetch(LIST_SCHEDULE_RUNS, *bounds, schedule, shown, SCAN_LIMIT, limit + 1)
+    async with conn.transaction():
+        await conn.execute(IN_INDEX_ORDER)
+        if schedule is None:
+            rows = await conn.fetch(LIST_TENANT_RUNS, *bounds, place.id, shown, SCAN_LIMIT, limit + 1)
+        else:
+            rows = await conn.fetch(LIST_SCHEDULE_RUNS, *bounds, schedule, shown, SCAN_LIMIT, limit + 1)
     if len(rows) > limit:
         return RunPage([_run(row) for row in rows[:limit]], _place(rows[limit - 1]))
     runs = [_run(row) for row in rows if row["fits"]]
