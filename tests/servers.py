@@ -115,7 +115,7 @@ class Servers:
             case "container":
                 return DatabaseServer(name, self._start_container())
             case "embedded" | "debian" | "debian-15":
-                binaries = _binaries_of(name)
+                binaries = binaries_of(name)
                 local = EmbeddedPostgres.start(binaries=binaries, settings=SETTINGS)
                 self._undo.callback(local.stop)
                 return DatabaseServer(name, local.dsn, pid=local.pid)
@@ -180,7 +180,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
-def _binaries_of(name: str) -> Path:
+def binaries_of(name: str) -> Path:
+    """The programs of a server that is started here."""
     binaries = embedded_binaries() if name == EMBEDDED else debian_binaries(15 if name == DEBIAN_15 else None)
     assert binaries is not None, f"{name} is not installed"
     return binaries

@@ -5,6 +5,7 @@ New data is made in `postgres.new` and renamed when complete, so an interrupted 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -20,10 +21,10 @@ from app.local.workspace import lock_folder
 ENDING_LIMIT = timedelta(seconds=30)
 """How long to wait for the server of a killed process that is just writing its last checkpoint."""
 
-NOTICE_LIMIT = timedelta(seconds=2)
+NOTICE_LIMIT = timedelta(seconds=5)
 """How long a server may take to notice that its parent was killed, and to say that it stops."""
 
-POLL = 0.02
+POLL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +61,22 @@ def open_data_folder(path: Path) -> DataFolder:
     A server that is just ending because its parent was killed is waited for.
     Raises `ConfigError` when another server uses the folder or it cannot be used by PostgreSQL's account.
     """
-    try:
-        if not path.exists():
-            path.mkdir(parents=True)
-            path.chmod(0o755)
-        lock = _lock_soon(path)
-    except OSError as error:
-        raise ConfigError(f"the data folder {path} cannot be used: {error.strerror}") from error
-    try:
+    with contextlib.ExitStack() as undo:
+        try:
+            if not path.exists():
+                path.mkdir(parents=True)
+                path.chmod(0o755)  # the server may run as another user than we; the data itself is 0700
+            lock = _lock_soon(path)
+            undo.callback(os.close, lock)
+            _refuse_foreign_content(path)
+        except OSError as error:
+            raise ConfigError(f"the data folder {path} cannot be used: {error.strerror}") from error
         folder = DataFolder(path=path, user=choose_user(path / "postgres"), lock=lock)
-        _refuse_foreign_content(folder)
-        _refuse_foreign_servers(folder)
-    except BaseException:
-        os.close(lock)
-        raise
-    return folder
+        holder = _find_server(folder.pgdata)
+        if holder is not None:  # somebody else started it, so it does not hold the lock
+            raise _in_use(path, holder)
+        undo.pop_all()
+        return folder
 
 
 def close_data_folder(folder: DataFolder) -> None:
@@ -89,7 +91,7 @@ def initialise(
 
     Raises `ConfigError` when it is not, or when initdb fails.
     """
-    _refuse_unreachable(folder)
+    _open_to_server(folder)
     if folder.pgdata.exists():
         _refuse_other_major(folder, version=version)
         # We hold the folder and nobody works in it, so this file is a dead server's; by now its process id may be
@@ -127,50 +129,67 @@ def _lock_soon(path: Path) -> int:
         lock = lock_folder(path)
         if lock is not None:
             return lock
+        holder = _find_server(path / "postgres")
         running = read_postmaster(path / "postgres")
-        ending = running is None or running.status == "stopping"
-        limit = ENDING_LIMIT if ending else NOTICE_LIMIT
+        is_ending = running is None or running.pid != holder or running.status == "stopping"
+        limit = ENDING_LIMIT if is_ending else NOTICE_LIMIT
         if time.monotonic() - begun > limit.total_seconds():
-            by = f" (process {running.pid})" if running else ""
-            raise ConfigError(
-                f"the data folder {path} is in use by another PostgreSQL server{by}; stop that one first"
-            )
+            raise _in_use(path, holder)
         time.sleep(POLL)
 
 
-def _refuse_foreign_content(folder: DataFolder) -> None:
-    strangers = sorted(child.name for child in folder.path.iterdir() if not child.name.startswith("postgres"))
-    if folder.pgdata.exists() and not (folder.pgdata / "PG_VERSION").exists():
-        raise ConfigError(f"the folder {folder.pgdata} holds something else than PostgreSQL data")
-    if strangers and "PG_VERSION" in strangers:
-        raise ConfigError(f"{folder.path} is a PostgreSQL data folder itself; name the folder to keep one in")
+def _in_use(path: Path, holder: int | None) -> ConfigError:
+    by = f" (process {holder})" if holder else ""
+    return ConfigError(
+        f"the data folder {path} is in use by another PostgreSQL server{by}; stop that one first"
+    )
 
 
-def _refuse_foreign_servers(folder: DataFolder) -> None:
-    """A server that somebody else started on this data, or an orphan of one: found by its working directory."""
+def _refuse_foreign_content(path: Path) -> None:
+    if (path / "PG_VERSION").exists():
+        raise ConfigError(f"{path} is a PostgreSQL data folder itself; name the folder to keep one in")
+    if (path / "postgres").exists() and not (path / "postgres" / "PG_VERSION").exists():
+        raise ConfigError(f"the folder {path / 'postgres'} holds something else than PostgreSQL data")
+
+
+def _find_server(pgdata: Path) -> int | None:
+    """The process id of a live postmaster, or of an orphan of one, on this data: every one of them works inside it."""
+    found: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
         try:
-            inside = (entry / "cwd").readlink() == folder.pgdata
+            inside = (entry / "cwd").readlink() == pgdata
             program = (entry / "comm").read_text().strip()
         except OSError:  # ended meanwhile, or another user's
             continue
         if inside and program.startswith("postgres"):
-            raise ConfigError(
-                f"the data folder {folder.path} is in use by another PostgreSQL server (process {entry.name});"
-                " stop that one first"
-            )
+            found.append(int(entry.name))
+    running = read_postmaster(pgdata)
+    if running is not None and running.pid in found:
+        return running.pid
+    return min(found, default=None)
 
 
-def _refuse_unreachable(folder: DataFolder) -> None:
-    if folder.user is None:
+def _open_to_server(folder: DataFolder) -> None:
+    """Let PostgreSQL's account through the data folder itself, if it is used for nothing else (`mktemp -d` is 0700).
+
+    Folders above it are not touched: raises `ConfigError` when one of them keeps that account out.
+    """
+    if folder.user is None or _can_enter(folder.path, folder.user):
         return
-    if run_program(["test", "-x", folder.path], user=folder.user).returncode != 0:
-        raise ConfigError(
-            f"the data folder {folder.path} cannot be reached by {folder.user.name}, the account PostgreSQL runs under"
-            " when started by root; choose one outside of private folders such as /root"
-        )
+    if folder.pgdata.exists() or not any(folder.path.iterdir()):
+        folder.path.chmod(folder.path.stat().st_mode | 0o011)
+        if _can_enter(folder.path, folder.user):
+            return
+    raise ConfigError(
+        f"the data folder {folder.path} cannot be reached by {folder.user.name}, the account PostgreSQL runs under"
+        " when started by root; choose one outside of private folders such as /root"
+    )
+
+
+def _can_enter(path: Path, user: ServerUser) -> bool:
+    return run_program(["test", "-x", path], user=user).returncode == 0
 
 
 def _refuse_other_major(folder: DataFolder, *, version: str) -> None:

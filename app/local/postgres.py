@@ -87,7 +87,7 @@ class EmbeddedPostgres:
         with contextlib.ExitStack() as undo:
             workspace = open_workspace()
             undo.callback(close_workspace, workspace)
-            folder = open_data_folder((data_dir or workspace.path / "data").absolute())
+            folder = open_data_folder((data_dir or workspace.path / "data").resolve())
             undo.callback(close_data_folder, folder)
             runnable = make_runnable(
                 binaries or find_binaries(), user=folder.user, copy_to=workspace.path / "programs"
