@@ -27,6 +27,7 @@ from app.errors import InvalidInput
 
 SHORTEST = timedelta(seconds=1)
 LONGEST = timedelta(days=366)
+_NOTHING = timedelta()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,8 @@ def to_json(recurrence: Recurrence) -> dict[str, str | int | float]:
         case Cron(expression, timezone):
             return {"kind": "cron", "cron": expression, "timezone": timezone}
         case Every(interval, anchor):
-            whole, rest = divmod(interval, SHORTEST)
-            seconds = whole + rest / SHORTEST if rest else whole
+            # One division of whole numbers: adding whole and fraction gives 1.9060000000000001 for 1.906.
+            seconds = interval // SHORTEST if interval % SHORTEST == _NOTHING else interval // MILLISECOND / 1000
             return {"kind": "every", "every_seconds": seconds, "anchor": _iso(anchor)}
         case Once(at):
             return {"kind": "once", "at": _iso(at)}

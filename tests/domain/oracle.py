@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
+from importlib.resources import files
 from zoneinfo import ZoneInfo
 
 MINUTE = timedelta(minutes=1)
@@ -85,12 +86,19 @@ def walls_after(spec: Spec, wall: datetime, years: int) -> Iterator[datetime]:
 
 
 @cache
+def rules(name: str) -> ZoneInfo:
+    """A zone of the `tzdata` package. The machine may carry older rules: British Columbia, until 2026, for one."""
+    with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as file:
+        return ZoneInfo.from_file(file, key=name)
+
+
+@cache
 def transitions(name: str, first_year: int = 1970, last_year: int = 2037) -> tuple[datetime, ...]:
     """The instants at which the offset of a zone changes, to the second, found by halving stretches of days.
 
     Two changes within three days that undo each other are overlooked.
     """
-    zone, stride = ZoneInfo(name), timedelta(days=3)
+    zone, stride = rules(name), timedelta(days=3)
     found: list[datetime] = []
     early = datetime(first_year, 1, 1, tzinfo=UTC)
     held = early.astimezone(zone).utcoffset()

@@ -105,13 +105,12 @@ def test_whatever_a_library_throws_is_a_refusal(
 
 
 def test_an_unknown_zone_is_refused_by_its_own_name() -> None:
-    for ask in (
-        lambda: next_fire("* * * * *", zone="Mars/Olympus"),
-        lambda: cron.check("* * * * *", "../UTC"),
-    ):
-        with pytest.raises(InvalidInput) as refusal:
-            ask()
-        assert refusal.value.field == "recurrence.timezone"
+    with pytest.raises(InvalidInput) as refusal:
+        next_fire("* * * * *", zone="Mars/Olympus")
+    assert refusal.value.field == "recurrence.timezone"
+    with pytest.raises(InvalidInput) as refusal:
+        cron.check("* * * * *", "../UTC")
+    assert refusal.value.field == "recurrence.timezone"
 
 
 @pytest.mark.parametrize(
@@ -333,5 +332,5 @@ def test_croniter_agrees_on_the_calendar_where_it_reads_days_as_debian_does() ->
         now = START
         for _ in range(20):
             following = next_fire(text, now)
-            assert following == theirs.get_next()
+            assert following == theirs.get_next(datetime)
             now = following

@@ -1,7 +1,10 @@
 """Zones: which names are zones, and what happens to a wall time around a change of the clock."""
 
+import zoneinfo
 from datetime import UTC, datetime, timedelta
-from zoneinfo import available_timezones
+from importlib.resources import files
+from pathlib import Path
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 import tzdata  # type: ignore[import-untyped]
@@ -69,7 +72,7 @@ def test_a_name_in_the_wrong_case_is_answered_with_the_right_one() -> None:
 
 
 def test_every_name_can_be_loaded_and_is_known_to_the_standard_library() -> None:
-    assert zones.names() <= available_timezones()
+    assert zones.names() <= available_timezones()  # which adds the machine's own, such as localtime
     assert {"UTC", "Europe/Berlin", "America/Argentina/Buenos_Aires"} <= zones.names()
     noon = datetime(2026, 7, 1, 12, tzinfo=UTC)
     for name in zones.names():
@@ -78,6 +81,21 @@ def test_every_name_can_be_loaded_and_is_known_to_the_standard_library() -> None
 
 def test_the_release_of_the_rules_is_the_one_of_the_locked_package() -> None:
     assert zones.TZDATA_VERSION == tzdata.IANA_VERSION
+
+
+def test_the_rules_of_the_machine_are_not_asked(tmp_path: Path) -> None:
+    (tmp_path / "Europe").mkdir()
+    tokyo = files("tzdata").joinpath("zoneinfo", "Asia", "Tokyo").read_bytes()
+    (tmp_path / "Europe" / "Vilnius").write_bytes(tokyo)
+    zoneinfo.reset_tzpath([tmp_path])
+    try:
+        ZoneInfo.clear_cache(only_keys=["Europe/Vilnius"])
+        noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+        assert noon.astimezone(ZoneInfo("Europe/Vilnius")).utcoffset() == timedelta(hours=9)
+        assert noon.astimezone(zones.load("Europe/Vilnius")).utcoffset() == timedelta(hours=2)
+    finally:
+        zoneinfo.reset_tzpath()
+        ZoneInfo.clear_cache(only_keys=["Europe/Vilnius"])
 
 
 def test_a_wall_time_happens_never_once_or_twice() -> None:
