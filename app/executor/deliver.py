@@ -92,25 +92,21 @@ class Deliverer:
             return Blocked(prepared.problem), sent
         outgoing = prepared.headers.copy()
         outgoing.update(headers)
-        started_at = perf_counter()
-        departure = Departure(flight, before_send)
+        departure = Departure(flight, before_send, perf_counter())
         limit = self._deadlines.within(deadline)
         token = DEPARTURE.set(departure)
         try:
             with limit:
                 response = await self._request(target.method, prepared.url, outgoing, body)
-                answered_at = perf_counter()
-                flight.phase = "body"
+                departure.answer()
                 answer = await read_answer(response)
-            return judge(answer, _timing(started_at, departure, answered_at)), sent
+            return judge(answer, _timing(departure)), sent
         except TimeoutError as error:
-            timing = _timing(started_at, departure, None)
             if limit.is_expired:
-                return TimedOut(flight.phase, flight.is_sent, timing), sent
-            return meaning_of(error, is_sent=flight.is_sent, timing=timing), sent
+                return TimedOut(flight.phase, flight.is_sent, _timing(departure)), sent
+            return self._meaning(error, prepared, departure), sent
         except (aiohttp.ClientError, OSError) as error:
-            timing = _timing(started_at, departure, None)
-            return meaning_of(error, is_sent=flight.is_sent, timing=timing), sent
+            return self._meaning(error, prepared, departure), sent
         finally:
             DEPARTURE.reset(token)
 
@@ -124,6 +120,16 @@ class Deliverer:
         except StaleConnection:
             return await self._engine.request(method, url, headers=headers, data=body, allow_redirects=False)
 
+    def _meaning(
+        self, error: aiohttp.ClientError | OSError, prepared: _Prepared, departure: Departure
+    ) -> Outcome:
+        return meaning_of(
+            error,
+            scheme=prepared.url.scheme,
+            is_sent=departure.flight.is_sent,
+            timing=_timing(departure),
+        )
+
     def _prepare_anew(
         self, url: str, given: tuple[tuple[str, str], ...], content_type: str | None
     ) -> _Prepared:
@@ -132,11 +138,12 @@ class Deliverer:
             headers["Content-Type"] = content_type
         headers.update(given)
         headers["Accept-Encoding"] = "identity"
+        problem = url_problem(url, self._policy)
         return _Prepared(
-            url=URL(url, encoded=True),
+            url=URL() if problem else URL(url, encoded=True),
             headers=headers,
             shown_headers=tuple((name, masked(name, value)) for name, value in headers.items()),
-            problem=url_problem(url, self._policy),
+            problem=problem,
         )
 
 
@@ -151,10 +158,11 @@ def open_session(policy: AddressPolicy, *, connections: int, tls: ssl.SSLContext
     return Deliverer(policy, engine, resolver)
 
 
-def _timing(started_at: float, departure: Departure, answered_at: float | None) -> Timing:
+def _timing(departure: Departure) -> Timing:
+    started_at = departure.started_at
     return Timing(
         connect=_since(started_at, departure.ready_at),
-        first_byte=_since(started_at, answered_at),
+        first_byte=_since(started_at, departure.answered_at),
         total=timedelta(seconds=perf_counter() - started_at),
     )
 

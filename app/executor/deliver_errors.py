@@ -30,7 +30,7 @@ _NAME_TEXTS = {
 
 
 def meaning_of(
-    error: aiohttp.ClientError | OSError, *, is_sent: bool, timing: Timing
+    error: aiohttp.ClientError | OSError, *, scheme: str, is_sent: bool, timing: Timing
 ) -> Blocked | Unreachable:
     """The outcome of an attempt that ended with `error`; `is_sent` says whether its request may have left."""
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -39,6 +39,10 @@ def meaning_of(
         if error.errno in _LOCAL:
             detail = f"this replica could not open a connection: {_text_of(error)}"
             return Unreachable("local", detail, is_maybe_delivered=is_sent, timing=timing)
+        if scheme == "https" and isinstance(error.os_error, ConnectionResetError | ConnectionAbortedError):
+            # TCP refuses or times out; what is reset is the handshake on top of it.
+            detail = "the peer hung up during the TLS handshake"
+            return Unreachable("tls", detail, is_maybe_delivered=is_sent, timing=timing)
     told = _inmost(error)
     kind, describe = next((kind, describe) for known, kind, describe in _MEANINGS if isinstance(told, known))
     return Unreachable(kind, describe(told), is_maybe_delivered=is_sent, timing=timing)

@@ -24,12 +24,16 @@ class Flight:
 
 @dataclass(slots=True)
 class Departure:
-    """One request on its way to the connection: what it has to ask before it may leave, and when it was ready
-    to."""
+    """One attempt on its way: what it has to ask before its request may leave, and when it got how far.
+
+    Times are `perf_counter` seconds.
+    """
 
     flight: Flight
     before_send: Callable[[], None]
+    started_at: float
     ready_at: float | None = None
+    answered_at: float | None = None
 
     def depart(self) -> None:
         """The last act before the first byte. Whatever `before_send` raises stops the request: nothing has
@@ -38,6 +42,11 @@ class Departure:
         self.ready_at = perf_counter()
         self.flight.phase = "answer"
         self.flight.is_sent = True
+
+    def answer(self) -> None:
+        """The answer's head is complete."""
+        self.answered_at = perf_counter()
+        self.flight.phase = "body"
 
 
 # The HTTP engine calls its request class, its resolver and its socket factory in the context of the task that

@@ -113,6 +113,7 @@ class GuardedResolver(AbstractResolver):
         self._threads = asyncio.Semaphore(CONCURRENT_LOOKUPS)
         self._sites: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
 
     async def resolve(
         self,
@@ -122,7 +123,7 @@ class GuardedResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """The allowed addresses of `host`. Raises TargetBlocked, or socket.gaierror when it does not
         resolve."""
-        answer = self._cache.get(host, self._loop.time())
+        answer = self._cache.get(host, self._now())
         if answer is None:
             enter_phase("dns")
             answer = await self._wait_for(host)
@@ -163,7 +164,7 @@ class GuardedResolver(AbstractResolver):
             async with site_slots, self._threads:
                 lookup.is_in_thread = True
                 answer = await self._in_thread(host)
-            self._cache.put(host, answer, self._loop.time())
+            self._cache.put(host, answer, self._now())
             return answer
         finally:
             if self._lookups.get(host) is lookup:
