@@ -77,8 +77,8 @@ class DatabaseServer:
         return self.create(template=self.template)
 
     def close(self) -> None:
-        """Drop what is left: only the migrated database."""
-        if self.template is not None:
+        """Drop what is left, the migrated database, unless the server goes with all its data."""
+        if self.template is not None and self.pid is None:
             self.drop(self.dsn_of(self.template))
 
     def _execute(self, statement: str) -> None:

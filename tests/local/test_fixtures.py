@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from app.store.migrations import State, status
 from app.store.pool import Connection, Pool, acquire
 from tests.frozen import FrozenClock
 
@@ -39,8 +39,6 @@ async def test_a_suite_can_run_on_each_server(each_server_db: Connection) -> Non
 
 
 async def test_an_empty_database_has_no_schema(empty_dsn: str) -> None:
-    from app.store.migrations import State, status
-
     assert {found.state for found in await status(empty_dsn)} == {State.PENDING}
 
 
@@ -55,45 +53,45 @@ async def test_the_frozen_clock_moves_only_when_told(frozen_clock: FrozenClock, 
     assert await db.fetchval("SELECT now()") != at
 
 
-LEAVING = {
-    "exception": (
-        "async def test_leaves() -> None:\n"
-        "    async def fail() -> None:\n"
-        "        raise ValueError('lost')\n"
-        "    task = asyncio.create_task(fail())\n"
-        "    await asyncio.sleep(0)\n"
-        "    del task\n",
-        "ValueError('lost')",
-    ),
-    "task": (
-        "async def test_leaves() -> None:\n    keep.append(asyncio.create_task(asyncio.sleep(60), name='forgotten'))\n",
-        "forgotten",
-    ),
-    "child": (
-        "def test_leaves() -> None:\n    keep.append(subprocess.Popen([sys.executable, '-c', 'input()'], stdin=-1))\n",
-        "child processes are left",
-    ),
-}
+LEAVING = """
+import asyncio, subprocess, sys
+
+keep: list[object] = []
 
 
-@pytest.mark.parametrize("kind", LEAVING)
-def test_a_test_that_leaves_something_behind_fails(kind: str, tmp_path: Path) -> None:
-    body, complaint = LEAVING[kind]
+async def test_loses_an_exception() -> None:
+    async def fail() -> None:
+        raise ValueError("lost")
+
+    task = asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    del task
+
+
+async def test_leaves_a_task() -> None:
+    keep.append(asyncio.create_task(asyncio.sleep(60), name="forgotten"))
+
+
+def test_leaves_a_child() -> None:
+    keep.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+
+
+async def test_leaves_nothing() -> None:
+    task = asyncio.create_task(asyncio.sleep(60))
+    task.cancel()
+"""
+
+
+def test_a_test_that_leaves_something_behind_fails(tmp_path: Path) -> None:
     case = tmp_path / "test_case.py"
-    case.write_text(f"import asyncio, subprocess, sys\nkeep: list[object] = []\n{body}")
-    argv: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-c",
-        ROOT / "pyproject.toml",
-        "-p",
-        "tests.conftest",
-        "-p",
-        "no:cacheprovider",
-    ]
-    done = subprocess.run(
-        [*argv, case], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1, done.stdout
-    assert complaint in done.stdout, textwrap.shorten(done.stdout, 4000)
+    case.write_text(LEAVING)
+    argv: list[str | Path] = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "-rE"]
+    argv += ["-p", "tests.conftest", "-p", "no:cacheprovider", case]
+    done = subprocess.run(argv, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
+    said = done.stdout
+    assert done.returncode == 1, said
+    assert "ValueError('lost')" in said
+    assert "a task is still running: <Task pending name='forgotten'" in said
+    assert "child processes are left: " in said
+    failed = {line.split("::")[1].split()[0] for line in said.splitlines() if line.startswith("ERROR ")}
+    assert failed == {"test_loses_an_exception", "test_leaves_a_task", "test_leaves_a_child"}, said
