@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
-from app.domain.ids import ScheduleId, TenantId
-from app.domain.recurrence import Cron, Every, Once, Recurrence
+from app.domain.ids import ScheduleId, TenantId, run_id
+from app.domain.recurrence import Cron, Every, Once, Recurrence, next_fire
 from app.domain.retry import RetryPolicy
 from app.domain.schedule import (
     EXPIRES_AFTER_DEFAULT,
@@ -19,9 +19,11 @@ from app.domain.schedule import (
     ScheduleStatus,
 )
 from app.domain.target import Target
-from app.store import schedules
+from app.store import planning, schedules
+from app.store.planning import Advance, NewRun
 from app.store.pool import PLAN_GUARDS, Connection, Pool, Row, close_pool, create_pool
 from tests import frozen
+from tests.eventually import eventually
 from tests.frozen import FrozenClock
 
 HOURLY = Cron("0 * * * *", "UTC")
@@ -160,3 +162,46 @@ async def planner_pool(dsn: str, *, size: int = 4, clock: FrozenClock | None = N
         yield opened
     finally:
         await close_pool(opened)
+
+
+async def someone_waits(conn: Connection) -> None:
+    """Until a session of this database waits for a lock."""
+
+    async def waiting() -> bool:
+        return bool(
+            await conn.fetchval(
+                """SELECT count(*) FROM pg_stat_activity
+                    WHERE datname = current_database() AND wait_event_type = 'Lock'"""
+            )
+        )
+
+    await eventually(waiting)
+
+
+async def plan_by_hand(conn: Connection, one: Schedule, at: datetime, *, following: datetime) -> None:
+    """What a planner writes for one occurrence, in the transaction of `conn`."""
+    run = NewRun(
+        run_id(one.id, at),
+        at,
+        one.tenant_id,
+        one.id,
+        one.version,
+        one.retry.max_attempts,
+        at + one.expires_after,
+    )
+    await planning.insert_runs(conn, [run])
+    await planning.advance(conn, [Advance(one.id, at, following, at)])
+
+
+def first_after(rule: Recurrence, after: datetime) -> datetime:
+    first = next_fire(rule, after, schedule_id=ScheduleId(UUID(int=0)))
+    assert first is not None
+    return first
+
+
+def instants_between(rule: Recurrence, after: datetime, until: datetime) -> list[datetime]:
+    """The rule's instants later than `after`, up to `until`; for rules without `H`."""
+    instants = []
+    while (after := first_after(rule, after)) <= until:
+        instants.append(after)
+    return instants

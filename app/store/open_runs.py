@@ -147,7 +147,7 @@ async def ask_to_cancel(conn: Connection, run: UUID, scheduled_for: datetime) ->
 # instant the caller tries the next microsecond.
 INSERT_MANUAL = """INSERT INTO job_run (id, scheduled_for, tenant_id, schedule_id, schedule_version,
                      idempotency_key, origin, status, fire_after, attempt, max_attempts, expires_at, created_at)
-VALUES ($1, $2, $3, $4, $5, $1, 'manual', 'pending', $2, 0, $6, $2 + $7::interval, now())
+VALUES ($1, $2, $3, $4, $5, $1, 'manual', 'pending', $2, 0, $6, $2::timestamptz + $7::interval, now())
     ON CONFLICT (schedule_id, scheduled_for) DO NOTHING
 RETURNING id"""
 
