@@ -24,6 +24,7 @@ from importlib.metadata import version
 from typing import assert_never
 
 from app import maintenance, metrics
+from app.claim.due import DueClaims
 from app.claim.grant import Grants
 from app.claim.keeper import LeaseKeeper
 from app.claim.load import TenantLoad
@@ -227,9 +228,8 @@ def build_claims(settings: Settings, pools: Pools, load: TenantLoad, rng: random
     grants = Grants(settings.replica, settings.executor.lease_ttl)
     match settings.claim.mode:
         case ClaimMode.POSTGRES:
-            return PostgresClaims(
-                pools.claim, grants, load, rng=rng, pace=Pace(poll=settings.claim.poll_interval)
-            )
+            due = DueClaims(pools.claim, grants, load, rng=rng)
+            return PostgresClaims(due, load, pace=Pace(poll=settings.claim.poll_interval))
         case _:
             assert_never(settings.claim.mode)
 

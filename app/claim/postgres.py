@@ -1,50 +1,15 @@
-"""Claims straight from PostgreSQL: oldest first while everybody is served, in turns while there is backlog.
-
-    oldest first  one index scan behind a cursor, bounded by the room of the fullest tenant
-        | a claim comes back full, or some tenant is at its cap
-        v
-    ring          due tenants are looked up every 500 ms and dealt the idle slots in turns
-        | nobody is left in the ring
-        v
-    oldest first
-
-The cursor keeps claims from walking over what was claimed already (dead entries that a held snapshot keeps: 2,500
-against 15,500 claims a second). What it leaves behind (retries, releases, expired leases, late commits) is found by
-the sweep from the left end, paced by its own cost. One claim at a time per process: the object is not re-entrant.
-"""
+"""The claim strategy of `SCHEDULER_CLAIM_MODE=postgres`: the rows are the queue, and nobody needs to be told."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from uuid import UUID
 
-from app import metrics
-from app.boottime import boottime
-from app.claim.grant import Grants
+from app.claim.due import DueClaims
 from app.claim.load import TenantLoad
-from app.claim.ring import TenantRing
 from app.domain.run import ClaimedRun, RunRef
-from app.errors import StoreUnavailable
-from app.store import claims
-from app.store.claims import LEFT_END, Cursor, Grant, Share
-from app.store.pool import Connection, Pool, acquire
-
-logger = logging.getLogger(__name__)
-
-_Ask = Callable[[Connection, Grant], Awaitable[list[ClaimedRun]]]
-
-DISCOVER_EVERY = 0.5
-"""Seconds between two looks for due tenants while the ring is in use."""
-RING_PAGE = 1_000
-"""Tenants walked over per look; more of them are taken up in the following looks."""
-SWEEP_AT_LEAST = 1.0
-SWEEP_SHARE = 20
-"""A sweep from the left end follows the last one by max(1 s, 20 × its duration)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,141 +21,41 @@ class Pace:
 
 
 class PostgresClaims:
-    """The claim strategy of `SCHEDULER_CLAIM_MODE=postgres`. `pool` must have been made with PLAN_GUARDS."""
+    """Claims what is due, and waits a moment when nothing is."""
 
-    def __init__(
-        self, pool: Pool, grants: Grants, load: TenantLoad, *, rng: random.Random, pace: Pace | None = None
-    ) -> None:
-        self._pool = pool
-        self._grants = grants
+    def __init__(self, due: DueClaims, load: TenantLoad, *, pace: Pace | None = None) -> None:
+        self._due = due
         self._load = load
         self._pace = pace or Pace()
-        self._ring = TenantRing(rng)
-        self._in_turns = False
-        self._cursor = LEFT_END
-        self._discovered_at = 0.0
-        self._sweep_at = 0.0
-        self._unknown: set[str] = set()
-        self._running: asyncio.Task[list[ClaimedRun]] | None = None
         self._left = asyncio.Event()
 
     async def open(self) -> None:
         """Nothing to get ready."""
 
     async def announce(self, runs: Sequence[RunRef]) -> None:
-        """Nobody needs to be told: the rows are the queue."""
+        """Nothing to tell."""
 
     async def claim(self, limit: int) -> list[ClaimedRun]:
         if self._left.is_set() or limit < 1:
             return []
-        task = asyncio.ensure_future(self._claim(limit))
-        self._running = task
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            # The statement goes on: cut in the middle it would leave runs leased that nobody knows of.
-            task.add_done_callback(self._give_back)
-            raise
+        return await self._due.uncut(self._claim(limit))
 
     async def leave(self) -> None:
         self._left.set()
-        if self._running is not None:
-            await asyncio.wait([self._running])
+        await self._due.idle()
 
     async def close(self) -> None:
-        if self._unknown:
-            await self._resolve_unknown()
+        await self._due.close()
 
     async def _claim(self, limit: int) -> list[ClaimedRun]:
-        if self._unknown:
-            await self._resolve_unknown()
-        runs = await self._once(limit)
+        runs = await self._due.claim(limit)
         if not runs and not self._left.is_set() and await self._pause():
-            runs = await self._once(limit)
+            runs = await self._due.claim(limit)
         return runs
-
-    async def _once(self, limit: int) -> list[ClaimedRun]:
-        if boottime() >= self._sweep_at:
-            self._cursor = LEFT_END
-            self._ring.rewind()
-        if self._in_turns:
-            await self._discover_if_time()
-            # Tenants whose runs another replica took meanwhile cost a statement, never a pause: they leave the ring.
-            while shares := self._ring.deal(limit, self._load):
-                if (runs := await self._claim_in_turns(shares)) or self._left.is_set():
-                    return runs
-            self._in_turns = len(self._ring) > 0
-        within_cap = min(limit, self._load.least_room())
-        if within_cap < 1:
-            self._in_turns = True
-        if self._in_turns:
-            return []
-        return await self._claim_oldest(within_cap)
-
-    async def _claim_oldest(self, limit: int) -> list[ClaimedRun]:
-        runs = await self._lease(
-            "oldest", lambda conn, grant: claims.claim_due(conn, grant, limit=limit, behind=self._cursor)
-        )
-        if runs:
-            last = runs[-1].lease.ref
-            self._cursor = Cursor(last.fire_after, last.id)
-        if len(runs) == limit:
-            self._in_turns = True
-        return runs
-
-    async def _claim_in_turns(self, shares: Sequence[Share]) -> list[ClaimedRun]:
-        runs = await self._lease("ring", lambda conn, grant: claims.claim_ring(conn, grant, shares=shares))
-        self._ring.served(shares, runs)
-        return runs
-
-    async def _discover_if_time(self) -> None:
-        """Take up tenants with due runs; the walk goes on where it stopped, RING_PAGE tenants at a time."""
-        now = boottime()
-        if now - self._discovered_at < (DISCOVER_EVERY if len(self._ring) else DISCOVER_EVERY / 10):
-            return
-        self._discovered_at = now
-        async with acquire(self._pool) as conn:
-            page = await claims.due_tenants(conn, behind=self._ring.discover_behind, limit=RING_PAGE)
-            self._ring.join(page.due)
-            if page.last is None and self._ring.discover_behind.int:
-                page = await claims.due_tenants(conn, behind=UUID(int=0), limit=RING_PAGE)
-                self._ring.join(page.due)
-        self._ring.discover_behind = page.last or UUID(int=0)
-
-    async def _lease(self, source: str, ask: _Ask) -> list[ClaimedRun]:
-        """One claim statement under a new token. Its outcome unknown, the token is remembered and given back first."""
-        grant = self._grants.new()
-        started = boottime()
-        try:
-            async with acquire(self._pool) as conn:
-                self._unknown.add(grant.token)
-                runs = await ask(conn, grant)
-        except StoreUnavailable:
-            logger.warning("claim.unknown", extra={"token": grant.token})
-            raise
-        self._unknown.discard(grant.token)
-        if started >= self._sweep_at:
-            self._sweep_at = boottime() + max(SWEEP_AT_LEAST, SWEEP_SHARE * (boottime() - started))
-        metrics.CLAIMS.labels(source=source).inc()
-        metrics.CLAIMED_RUNS.inc(len(runs))
-        return runs
-
-    async def _resolve_unknown(self) -> None:
-        for token in sorted(self._unknown):
-            async with acquire(self._pool) as conn:
-                given_back = await claims.release_by_token(conn, token)
-            self._unknown.discard(token)
-            logger.info("claim.given_back", extra={"token": token, "runs": given_back})
-
-    def _give_back(self, task: asyncio.Task[list[ClaimedRun]]) -> None:
-        """A cancelled claim that succeeded after all: its token is given back before the next claim, or at close."""
-        if not task.cancelled() and task.exception() is None:
-            self._unknown |= {run.lease.token for run in task.result()}
 
     async def _pause(self) -> bool:
         """Wait until something may be due, or a tenant at its cap has room again; False when we are leaving."""
-        async with acquire(self._pool) as conn:
-            due_in = await claims.next_due_in(conn)
+        due_in = await self._due.next_due_in()
         wait = self._pace.poll if due_in is None else min(max(due_in, self._pace.least), self._pace.poll)
         await self._load.room_again(at_most=wait, stop=self._left)
         return not self._left.is_set()
