@@ -230,6 +230,14 @@ def build_claims(settings: Settings, pools: Pools, load: TenantLoad, rng: random
         case ClaimMode.POSTGRES:
             due = DueClaims(pools.claim, grants, load, rng=rng)
             return PostgresClaims(due, load, pace=Pace(poll=settings.claim.poll_interval))
+        case ClaimMode.KAFKA:
+            # Imported only when chosen: a replica in postgres mode does not pay for the client.
+            from app.claim.kafka.claims import KafkaClaims
+            from app.claim.kafka.topic import HintTopic
+
+            kafka = settings.kafka
+            due = DueClaims(pools.claim, grants, load, rng=rng, overdue_by=kafka.grace)
+            return KafkaClaims(due, HintTopic(kafka, client_id=f"carillon-{settings.replica}"), load, kafka)
         case _:
             assert_never(settings.claim.mode)
 

@@ -84,6 +84,17 @@ KEEPER_BUSY = _counter("keeper_busy", "Leases that an extend found locked, and l
 KEEPER_EXTENDED = _counter("keeper_extended", "Leases extended.")
 REAPED = _counter("reaped", "Expired leases recovered by the reaper.")
 
+# Hints (kafka mode).
+HINTS = _counter("hints", "Hints, by what became of them.", "event")
+for _event in ("sent", "lost", "dropped", "received", "malformed", "stale", "claimed", "refused"):
+    HINTS.labels(_event)
+HINTS_WAITING = _gauge(
+    "hints_waiting", "Hints held by this replica until they are due or their tenant has room."
+)
+KAFKA_ERRORS = _counter("kafka_errors", "Calls to the broker that failed, by what they were for.", "call")
+for _call in ("receive", "commit"):
+    KAFKA_ERRORS.labels(_call)
+
 # Executor.
 SLOTS = _gauge("slots", "Deliveries that this replica can run at once.")
 IN_FLIGHT = _gauge("in_flight", "Runs that this replica holds a lease on right now.")

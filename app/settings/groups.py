@@ -18,7 +18,18 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from app.settings.values import AdminKey, Allowed, DatabaseUrl, Duration, SecretFile, duration_text
+from app.settings.values import (
+    AdminKey,
+    Allowed,
+    DatabaseUrl,
+    Duration,
+    KafkaName,
+    KafkaServers,
+    Password,
+    PasswordFile,
+    SecretFile,
+    duration_text,
+)
 
 PREFIX = "SCHEDULER_"
 
@@ -39,6 +50,22 @@ class ClaimMode(StrEnum):
     """How due runs reach the executors."""
 
     POSTGRES = "postgres"
+    KAFKA = "kafka"
+
+
+class KafkaSecurity(StrEnum):
+    """How the broker is spoken to, in Kafka's own words."""
+
+    PLAINTEXT = "PLAINTEXT"
+    SSL = "SSL"
+    SASL_PLAINTEXT = "SASL_PLAINTEXT"
+    SASL_SSL = "SASL_SSL"
+
+
+class SaslMechanism(StrEnum):
+    PLAIN = "PLAIN"
+    SCRAM_SHA_256 = "SCRAM-SHA-256"
+    SCRAM_SHA_512 = "SCRAM-SHA-512"
 
 
 class Detached(StrEnum):
@@ -150,7 +177,7 @@ class ClaimSettings(_Group):
 
     mode: ClaimMode = Field(
         default=ClaimMode.POSTGRES,
-        description="What hands out work: `postgres` claims rows with SKIP LOCKED.",
+        description="What hands out work: `postgres` claims rows with SKIP LOCKED, `kafka` hands out hints as well.",
     )
     poll_interval: Duration = Field(
         default=_ms(500), ge=_ms(10), le=_s(30), description="Pause between claims while nothing is due."
@@ -158,6 +185,104 @@ class ClaimSettings(_Group):
     reap_interval: Duration = Field(
         default=_s(5), ge=_ms(100), le=_s(300), description="Pause between searches for expired leases."
     )
+
+
+class KafkaSettings(_Group):
+    """The hints of `kafka` mode. The truth stays in PostgreSQL: whatever happens here costs lateness, never a run."""
+
+    bootstrap: KafkaServers | None = Field(
+        default=None, description="Brokers to begin with. Needed in `kafka` mode, unused otherwise."
+    )
+    topic: KafkaName = Field(default="carillon-runs", description="Topic of the hints.")
+    group: KafkaName = Field(default="carillon-executors", description="Consumer group of the executors.")
+    create_topic: bool = Field(
+        default=True,
+        description="Make the topic when it is missing; otherwise a missing one is an error at start.",
+    )
+    partitions: int = Field(
+        default=12,
+        ge=1,
+        le=1000,
+        description="Partitions of a topic that is made here; at least one per replica.",
+    )
+    replication: int = Field(default=1, ge=1, le=9, description="Replicas of a topic that is made here.")
+    retention: Duration = Field(
+        default=_s(3600),
+        ge=_s(60),
+        le=_s(604_800),
+        description="How long a topic that is made here keeps hints; they are worthless after minutes.",
+    )
+    shards: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Keys that one tenant's hints are spread over; more for very large tenants.",
+    )
+    idempotence: bool = Field(
+        default=True, description="Idempotent producer. Small brokers lack it; nothing falls back by itself."
+    )
+    grace: Duration = Field(
+        default=_s(5),
+        ge=_ms(100),
+        le=_s(300),
+        description="How long a due run waits for its hint before the sweep takes it.",
+    )
+    sweep_interval: Duration = Field(
+        default=_ms(500), ge=_ms(50), le=_s(30), description="Pause between sweeps for runs without a hint."
+    )
+    buffer: int = Field(
+        default=20_000,
+        ge=100,
+        le=1_000_000,
+        description="Hints held in memory; full, the partitions are paused.",
+    )
+    queue: int = Field(
+        default=200_000,
+        ge=100,
+        le=10_000_000,
+        description="Hints waiting to be sent; full, new ones are dropped.",
+    )
+    security: KafkaSecurity = Field(
+        default=KafkaSecurity.PLAINTEXT, description="Security protocol of the brokers."
+    )
+    ca_file: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="CA certificates for TLS, as PEM.",
+    )
+    sasl_mechanism: SaslMechanism = Field(default=SaslMechanism.PLAIN, description="How to log in with SASL.")
+    username: str | None = Field(
+        default=None, min_length=1, max_length=256, description="User name for SASL."
+    )
+    password: Password | None = Field(default=None, description="Password for SASL.")
+    password_file: PasswordFile | None = Field(
+        default=None, description="The same from a file, read once at start."
+    )
+
+    @property
+    def servers(self) -> str:
+        """The brokers to begin with; only where they are needed and so have been checked to be there."""
+        assert self.bootstrap is not None
+        return self.bootstrap
+
+    @property
+    def secret(self) -> SecretStr | None:
+        """The SASL password, wherever it came from."""
+        return self.password or self.password_file
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> KafkaSettings:
+        if self.password and self.password_file:
+            raise ValueError(
+                f"{variable('kafka', 'password')} and {variable('kafka', 'password_file')}: set only one"
+            )
+        if self.security.startswith("SASL") and not (self.username and self.secret):
+            raise ValueError(
+                f"{variable('kafka', 'username')} and {variable('kafka', 'password')} are needed "
+                f"with {variable('kafka', 'security')}={self.security}"
+            )
+        return self
 
 
 class PlannerSettings(_Group):
@@ -358,12 +483,22 @@ class Settings(BaseSettings):
     )
     database: DatabaseSettings
     claim: ClaimSettings = ClaimSettings()
+    kafka: KafkaSettings = KafkaSettings()
     planner: PlannerSettings = PlannerSettings()
     executor: ExecutorSettings = ExecutorSettings()
     retention: RetentionSettings = RetentionSettings()
     partitions: PartitionSettings = PartitionSettings()
     api: ApiSettings = ApiSettings()
     log: LogSettings = LogSettings()
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Settings:
+        if self.claim.mode is ClaimMode.KAFKA and self.kafka.bootstrap is None:
+            raise ValueError(
+                f"{variable('kafka', 'bootstrap')} is required with {variable('claim', 'mode')}=kafka; "
+                "allowed: `host:port`, several separated by commas"
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -90,6 +90,30 @@ def _is_host(text: str) -> bool:
     return match is not None and (match[1] is None or 1 <= int(match[1]) <= 65_535)
 
 
+def _check_servers(value: str) -> str:
+    servers = value.split(",")
+    if not all(
+        re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):\d{1,5}", one, re.ASCII)
+        for one in servers
+    ):
+        raise ValueError("is not a list of host:port")
+    if not all(1 <= int(one.rpartition(":")[2]) <= 65_535 for one in servers):
+        raise ValueError("names a port that does not exist")
+    return value
+
+
+def _check_kafka_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", value, re.ASCII) or value in {".", ".."}:
+        raise ValueError("is not a name that Kafka takes")
+    return value
+
+
+def _check_password(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value():
+        raise ValueError("names an empty file")
+    return value
+
+
 Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
 DatabaseUrl = Annotated[
     SecretStr,
@@ -106,4 +130,17 @@ SecretFile = Annotated[
     BeforeValidator(_read_secret_file),
     AfterValidator(_check_admin_key),
     Allowed("the path of a readable file that holds 16 to 512 printable ASCII characters without spaces"),
+]
+KafkaServers = Annotated[
+    str, AfterValidator(_check_servers), Allowed("`host:port`, several separated by commas")
+]
+KafkaName = Annotated[
+    str, AfterValidator(_check_kafka_name), Allowed("1 to 249 letters, digits, dots, dashes and underscores")
+]
+Password = Annotated[SecretStr, Allowed("any text")]
+PasswordFile = Annotated[
+    SecretStr,
+    BeforeValidator(_read_secret_file),
+    AfterValidator(_check_password),
+    Allowed("the path of a readable file that holds the password"),
 ]

@@ -1,0 +1,58 @@
+"""What is on the topic: one small message per run, keyed by tenant.
+
+    key    the tenant's id, 16 bytes (spread over k virtual shards: one more byte)
+    value  {"v": 1, "run": "<run id>", "at": <scheduled_for>, "due": <fire_after>}     microseconds since 1970
+
+Nothing else: the row is the truth, and a hint only says where to look. A message that cannot be read is nobody's
+order; it is counted and passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import TypeGuard
+from uuid import UUID
+
+from app.domain.ids import EPOCH, RunId, TenantId, instants_of, microseconds
+from app.domain.run import RunRef
+
+VERSION = 1
+_LATEST = 253_402_300_799_999_999
+"""The last microsecond of the year 9999."""
+
+
+def encode(ref: RunRef, *, shards: int) -> tuple[bytes, bytes]:
+    """Key and value. `shards` > 1 spreads one tenant's hints over so many keys, by the run's id."""
+    key = ref.tenant_id.bytes
+    if shards > 1:
+        key += bytes([ref.id.int % shards])
+    value = {
+        "v": VERSION,
+        "run": str(ref.id),
+        "at": microseconds(ref.scheduled_for),
+        "due": microseconds(ref.fire_after),
+    }
+    return key, json.dumps(value, separators=(",", ":")).encode()
+
+
+def decode(key: bytes | None, value: bytes | None) -> RunRef:
+    """Read a hint. Raises ValueError for anything that `encode` could not have written."""
+    if key is None or value is None or len(key) not in (16, 17) or len(value) > 512:
+        raise ValueError("a hint has a tenant as its key and a small value")
+    data = json.loads(value)
+    if not isinstance(data, dict) or data.get("v") != VERSION:
+        raise ValueError("a hint of another version")
+    run, at, due = data.get("run"), data.get("at"), data.get("due")
+    if not isinstance(run, str) or not _is_instant(at) or not _is_instant(due):
+        raise ValueError("a hint names its run and two instants")
+    run_id = RunId(UUID(run))
+    scheduled_for = EPOCH + timedelta(microseconds=at)
+    span = instants_of(run_id)
+    if span is None or not span[0] <= scheduled_for < span[1]:
+        raise ValueError("a hint whose run cannot have this instant")
+    return RunRef(run_id, TenantId(UUID(bytes=key[:16])), scheduled_for, EPOCH + timedelta(microseconds=due))
+
+
+def _is_instant(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LATEST

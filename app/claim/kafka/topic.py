@@ -1,0 +1,326 @@
+"""The topic of hints: the only file that speaks to a broker. Everything that waits is bounded; a broker that is away is
+an answer (`TopicUnavailable`), never a hang.
+
+aiokafka's ways, each met here: `start` raises at once when no broker answers; `stop` may raise CancelledError by
+itself (aio-libs/aiokafka#647) or wait for 40 s, so it runs bounded in a task of its own; a bare `commit()` may speak of
+partitions that were lost meanwhile (aio-libs/aiokafka#933), so offsets are always named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    SaslAuthenticationError,
+    TopicAuthorizationFailedError,
+    UnsupportedVersionError,
+    for_code,
+)
+
+from app.errors import CarillonError, ConfigError
+from app.settings import KafkaSettings
+
+logger = logging.getLogger(__name__)
+
+CALL_WITHIN = timedelta(seconds=5)
+STOP_WITHIN = timedelta(seconds=5)
+METADATA_AGE_MS = 5_000
+"""A topic that was deleted and made again is noticed within this."""
+SESSION_MS = 10_000
+POLL_GAP_MS = 60_000
+TOPIC_EXISTS = 36
+"""Protocol code TOPIC_ALREADY_EXISTS."""
+
+
+class TopicUnavailable(CarillonError):
+    """No broker answered, or the topic cannot be used right now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One record as it was read; what it says is not known yet."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """For people: what the broker says of the topic, and how far its group is behind (None: not known)."""
+
+    partitions: int
+    lag: int | None
+
+
+class HintTopic:
+    """One producer and one consumer, each opened when it is needed and again after it broke."""
+
+    def __init__(self, settings: KafkaSettings, *, client_id: str) -> None:
+        self._settings = settings
+        self._client_id = client_id
+        self._producer: AIOKafkaProducer | None = None
+        self._consumer: AIOKafkaConsumer | None = None
+        self._known: frozenset[TopicPartition] = frozenset()
+
+    async def ensure(self) -> int:
+        """Make the topic if that is allowed, else look that it is there; its number of partitions.
+
+        Raises ConfigError when it is missing and may not be made, or when the broker refuses who we are;
+        TopicUnavailable when no broker answers.
+        """
+        settings = self._settings
+        admin = AIOKafkaAdminClient(client_id=self._client_id, **self._connection())
+        try:
+            async with _asked("look at the topic"):
+                await admin.start()
+                if settings.create_topic:
+                    await self._create(admin)
+                described = await admin.describe_topics([settings.topic])
+        finally:
+            await _bounded_stop(admin.close())
+        partitions = [
+            topic["partitions"]
+            for topic in described
+            if topic["topic"] == settings.topic and not topic["error_code"]
+        ]
+        if not partitions or not partitions[0]:
+            if settings.create_topic:
+                raise TopicUnavailable(f"the topic {settings.topic} is being made")
+            raise ConfigError(
+                f"SCHEDULER_KAFKA_TOPIC: there is no topic {settings.topic}, and SCHEDULER_KAFKA_CREATE_TOPIC is "
+                f"false; make it with {settings.partitions} partitions, or allow it to be made"
+            )
+        if len(partitions[0]) < settings.partitions:
+            logger.warning(
+                "kafka.fewer_partitions",
+                extra={"topic": settings.topic, "has": len(partitions[0]), "wanted": settings.partitions},
+            )
+        return len(partitions[0])
+
+    async def send(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
+        """Send hints and wait until the broker has them. Raises TopicUnavailable; some may have arrived then."""
+        producer = await self._open_producer()
+        try:
+            async with _asked("send hints"):
+                sending = [
+                    await producer.send(self._settings.topic, key=key, value=value) for key, value in messages
+                ]
+                await asyncio.gather(*sending)
+        except TopicUnavailable:
+            await self._close_producer()
+            raise
+
+    async def receive(self, limit: int, *, within: timedelta) -> list[Message]:
+        """At most `limit` messages, in order per partition; none after `within`. Raises TopicUnavailable.
+
+        Called while held back too: a consumer that does not poll is taken for dead.
+        """
+        consumer = await self._open_consumer()
+        async with _asked("receive hints", within=within + CALL_WITHIN):
+            batches = await consumer.getmany(timeout_ms=int(within.total_seconds() * 1000), max_records=limit)
+            await self._settle_in(consumer)
+        return [
+            Message(partition.partition, record.offset, record.key, record.value)
+            for partition, records in batches.items()
+            for record in records
+        ]
+
+    def hold_back(self) -> None:
+        """Receive nothing for a while; the partitions stay ours."""
+        if self._consumer is not None:
+            self._consumer.pause(*self._consumer.assignment())
+
+    def go_on(self) -> None:
+        if self._consumer is not None and (paused := self._consumer.paused()):
+            self._consumer.resume(*paused)
+
+    def owned(self) -> set[int]:
+        """The partitions that are ours right now."""
+        return set() if self._consumer is None else {one.partition for one in self._consumer.assignment()}
+
+    async def commit(self, positions: Mapping[int, int]) -> None:
+        """Note how far this group has come, for partitions that are ours. Raises TopicUnavailable; harmless then."""
+        consumer = self._consumer
+        if consumer is None:
+            return
+        owned = {one: positions[one.partition] for one in consumer.assignment() if one.partition in positions}
+        if owned:
+            async with _asked("commit"):
+                await consumer.commit(owned)
+
+    async def stop_receiving(self) -> None:
+        """Leave the group, so that the partitions move on at once."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await _bounded_stop(consumer.stop())
+
+    async def close(self) -> None:
+        await self.stop_receiving()
+        await self._close_producer()
+
+    async def state(self) -> TopicState:
+        """Ask the broker, without joining the group. Raises TopicUnavailable or ConfigError."""
+        partitions = await self.ensure()
+        consumer = AIOKafkaConsumer(
+            client_id=self._client_id,
+            group_id=self._settings.group,
+            enable_auto_commit=False,
+            **self._connection(),
+        )
+        try:
+            async with _asked("look at the lag"):
+                await consumer.start()
+                every = [TopicPartition(self._settings.topic, number) for number in range(partitions)]
+                consumer.assign(every)
+                ends = await consumer.end_offsets(every)
+                lag = 0
+                for one in every:
+                    committed = await consumer.committed(one)
+                    lag += 0 if committed is None else max(0, ends[one] - committed)
+        finally:
+            await _bounded_stop(consumer.stop())
+        return TopicState(partitions, lag)
+
+    async def _create(self, admin: AIOKafkaAdminClient) -> None:
+        settings = self._settings
+        new = NewTopic(
+            settings.topic,
+            settings.partitions,
+            settings.replication,
+            topic_configs={"retention.ms": str(int(settings.retention.total_seconds() * 1000))},
+        )
+        answer = await admin.create_topics([new])
+        for name, code, *_ in answer.topic_errors:
+            if code not in (0, TOPIC_EXISTS):
+                raise for_code(code)(f"topic {name}")
+
+    async def _open_producer(self) -> AIOKafkaProducer:
+        if self._producer is None:
+            await self.ensure()
+            producer = AIOKafkaProducer(
+                client_id=self._client_id,
+                acks="all",
+                enable_idempotence=self._settings.idempotence,
+                linger_ms=5,
+                request_timeout_ms=int(CALL_WITHIN.total_seconds() * 1000),
+                metadata_max_age_ms=METADATA_AGE_MS,
+                **self._connection(),
+            )
+            await self._started(producer, "open the producer")
+            self._producer = producer
+        return self._producer
+
+    async def _open_consumer(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            await self.ensure()
+            consumer = AIOKafkaConsumer(
+                client_id=self._client_id,
+                group_id=self._settings.group,
+                enable_auto_commit=False,
+                auto_offset_reset="latest",
+                session_timeout_ms=SESSION_MS,
+                heartbeat_interval_ms=SESSION_MS // 5,
+                max_poll_interval_ms=POLL_GAP_MS,
+                metadata_max_age_ms=METADATA_AGE_MS,
+                request_timeout_ms=SESSION_MS + 10_000,
+                **self._connection(),
+            )
+            # Started without topics, it does not wait for an assignment (which takes seconds).
+            await self._started(consumer, "open the consumer")
+            consumer.subscribe([self._settings.topic])
+            self._known = frozenset()
+            self._consumer = consumer
+        return self._consumer
+
+    async def _started(self, client: AIOKafkaProducer | AIOKafkaConsumer, what: str) -> None:
+        try:
+            async with _asked(what):
+                await client.start()
+        except (TopicUnavailable, ConfigError):
+            await _bounded_stop(client.stop())
+            raise
+
+    async def _settle_in(self, consumer: AIOKafkaConsumer) -> None:
+        """Commit where a partition begins for a group that never had it: `latest` must not mean later than now."""
+        assigned = frozenset(consumer.assignment())
+        fresh = assigned - self._known
+        for one in fresh:
+            if await consumer.committed(one) is None:
+                await consumer.commit({one: await consumer.position(one)})
+        self._known = assigned
+
+    async def _close_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await _bounded_stop(producer.stop())
+
+    def _connection(self) -> dict[str, Any]:
+        settings = self._settings
+        connection: dict[str, Any] = {
+            "bootstrap_servers": settings.servers,
+            "security_protocol": settings.security,
+        }
+        if settings.security.endswith("SSL"):
+            connection["ssl_context"] = ssl.create_default_context(cafile=settings.ca_file)
+        if settings.security.startswith("SASL"):
+            password = settings.secret
+            connection |= {
+                "sasl_mechanism": settings.sasl_mechanism,
+                "sasl_plain_username": settings.username,
+                "sasl_plain_password": None if password is None else password.get_secret_value(),
+            }
+        return connection
+
+
+class _asked:  # noqa: N801 reads as a statement
+    """Bound a call to the broker and turn what comes of it into one of our two answers."""
+
+    def __init__(self, what: str, *, within: timedelta = CALL_WITHIN) -> None:
+        self._what = what
+        self._timeout = asyncio.timeout(within.total_seconds())
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise TopicUnavailable(f"{self._what}: the broker did not answer in time") from None
+        match error:
+            case SaslAuthenticationError() | TopicAuthorizationFailedError():
+                raise ConfigError(
+                    f"SCHEDULER_KAFKA_*: the broker refuses us ({type(error).__name__})"
+                ) from None
+            case UnsupportedVersionError():
+                raise ConfigError(
+                    f"SCHEDULER_KAFKA_*: the broker cannot do this ({error}); "
+                    "without idempotence (SCHEDULER_KAFKA_IDEMPOTENCE=false) older and small brokers may"
+                ) from None
+            case KafkaConnectionError() | KafkaError() | OSError():
+                raise TopicUnavailable(f"{self._what}: {type(error).__name__}: {error}") from None
+            case _:
+                return
+
+
+async def _bounded_stop(stopping: Awaitable[Any]) -> None:
+    task = asyncio.ensure_future(stopping)
+    done, _ = await asyncio.wait([task], timeout=STOP_WITHIN.total_seconds())
+    if not done:
+        task.cancel()
+    elif not task.cancelled() and task.exception() is not None:
+        logger.info("kafka.stop_failed", extra={"error": repr(task.exception())})
