@@ -55,6 +55,8 @@ SETTLE_WITHIN = timedelta(seconds=5)
 LEAVE_WITHIN = timedelta(seconds=5)
 RECOVERY = timedelta(seconds=2)
 """The longest pause of planner and claims between two tries while the database is away."""
+SILENCE = timedelta(seconds=5)
+"""Past its own time-out for a statement, the server is given this long before a connection counts as dead."""
 GAUGES_EVERY = timedelta(seconds=10)
 
 
@@ -282,10 +284,15 @@ async def _first_contact(settings: Settings, stop: asyncio.Event) -> None:
 async def _pools(settings: Settings) -> AsyncIterator[Pools]:
     database = settings.database
     timeout = {"statement_timeout": f"{int(database.statement_timeout.total_seconds() * 1000)}ms"}
+    patience = database.statement_timeout + SILENCE
     name = f"carillon {settings.replica}"
     async with AsyncExitStack() as stack:
         main = await create_pool(
-            database.dsn, size=database.pool_size, application_name=name, settings=timeout
+            database.dsn,
+            size=database.pool_size,
+            application_name=name,
+            settings=timeout,
+            command_timeout=patience,
         )
         stack.push_async_callback(close_pool, main)
         claim = await create_pool(
@@ -293,6 +300,7 @@ async def _pools(settings: Settings) -> AsyncIterator[Pools]:
             size=database.claim_pool_size,
             application_name=f"{name} claim",
             settings={**timeout, **PLAN_GUARDS},
+            command_timeout=patience,
         )
         stack.push_async_callback(close_pool, claim)
         yield Pools(main, claim)
