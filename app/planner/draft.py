@@ -67,10 +67,10 @@ def draft_all(
             one = _draft(row, bounds)
         except Exception as error:  # noqa: BLE001  # whatever one schedule raises is its own affair
             poison[row.id] = f"{type(error).__name__}: {error}"
-            continue
-        if one.next_fire_at != row.next_fire_at:
-            drafts.append(one)
-            runs += len(one.runs)
+        else:
+            if one.next_fire_at != row.next_fire_at:
+                drafts.append(one)
+                runs += len(one.runs)
         if runs >= runs_at_most or clock() >= deadline:
             break
     return Drafts(drafts, poison, taken)
