@@ -88,6 +88,7 @@ class Deliverer:
             headers=prepared.shown_headers + tuple((name, masked(name, value)) for name, value in headers),
             body_bytes=len(body) if body else 0,
         )
+        flight.sent = sent
         if prepared.problem is not None:
             return Blocked(prepared.problem), sent
         outgoing = prepared.headers.copy()

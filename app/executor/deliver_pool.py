@@ -57,10 +57,9 @@ def trusted_tls(ca_file: Path | None = None) -> ssl.SSLContext:
 class GatedRequest(ClientRequest):
     """A request that passes its `Departure` when its connection is ready, right before the first byte.
 
-    Every header is ours or the target's; aiohttp adds Host and Content-Length and nothing else.
+    aiohttp adds Host and Content-Length to the headers it is given, and nothing else.
     """
 
-    DEFAULT_HEADERS = {}  # noqa: RUF012 - the base class's own shape
     POST_METHODS = set()  # noqa: RUF012 - no invented Content-Type for a request without body
 
     async def send(self, conn: Connection) -> ClientResponse:

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from time import perf_counter
 
+from app.domain.outcome import Sent
+
 
 @dataclass(slots=True)
 class Flight:
@@ -15,11 +17,12 @@ class Flight:
 
     `is_sent` turns true right before the first byte of the request is handed to the connection and never
     back: as long as it is false, nothing can have left. `phase` is `dns`, `connect`, `answer` or `body`, as
-    in `TimedOut`.
+    in `TimedOut`. `sent` is the request as history keeps it, there from the start.
     """
 
     is_sent: bool = False
     phase: str = "connect"
+    sent: Sent | None = None
 
 
 @dataclass(slots=True)

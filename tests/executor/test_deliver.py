@@ -309,6 +309,8 @@ async def test_a_cancelled_delivery_tells_that_its_request_had_left(deliverer: D
             await task
         await gone.wait()  # the connection was closed, not kept for another request
     assert flight.is_sent
+    assert flight.sent is not None
+    assert (flight.sent.url, flight.sent.body_bytes) == (at.url(), 1)
 
 
 async def test_a_delivery_cancelled_before_its_connection_stands_tells_that_nothing_has_left(
