@@ -61,7 +61,8 @@ def preview(
             typer.echo(json.dumps({"fires": [_line(fire) for fire in fires]}))
         case Output.TABLE:
             typer.echo(_table(fires, zone))
-            _explain_hash(expression, schedule)
+            for remark in _remarks(expression, schedule):
+                typer.echo(f"\n{remark}")
 
 
 _OPTIONS = {"recurrence.cron": "EXPR", "recurrence.timezone": "--tz"}
@@ -93,13 +94,22 @@ def _table(fires: list[Fire], zone: str) -> str:
     return "\n".join(f"{at:{widths[0]}}  {local:{widths[1]}}  {note}".rstrip() for at, local, note in rows)
 
 
-def _explain_hash(expression: str, schedule: UUID) -> None:
+def _remarks(expression: str, schedule: UUID) -> list[str]:
+    """What people misread most, where it applies."""
     from app.domain import cron_text
+    from app.domain.ids import ScheduleId
 
+    remarks: list[str] = []
+    _, _, day, _, weekday = cron_text.plain(expression, ScheduleId(schedule)).split(" ")
+    if "*" not in (day, weekday):
+        both = day.startswith("*") or weekday.startswith("*")
+        rule = "both must match, since one begins with *" if both else "it fires when either matches"
+        remarks.append(f"Day of month and day of week are both set: {rule}.")
     if cron_text.uses_hash(expression):
-        typer.echo(
-            f"\nH is hashed from the schedule's id; this is for {schedule} (choose with --schedule-id)."
+        remarks.append(
+            f"H is hashed from the schedule's id; this is for {schedule} (choose with --schedule-id)."
         )
+    return remarks
 
 
 def _fail(where: str, problem: str) -> NoReturn:

@@ -1,9 +1,11 @@
 """`carillon cron preview`: what it prints, what it refuses, and how."""
 
 import json
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +47,34 @@ def test_the_table_is_for_reading() -> None:
         "2026-01-02T00:00:00Z  2026-01-02T00:00:00+00:00",
         "2026-01-03T00:00:00Z  2026-01-03T00:00:00+00:00",
     ]
+
+
+def test_the_example_in_the_documentation_is_what_the_command_prints() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "time.md").read_text(encoding="utf-8")
+    example = text.partition("```console\n")[2].partition("```")[0]
+    command, _, printed = example.partition("\n")
+    result = run(*shlex.split(command)[4:])
+    assert command.startswith("$ carillon cron preview ")
+    assert result.stdout == printed
+
+
+@pytest.mark.parametrize(
+    ("expression", "remark"),
+    [
+        ("0 12 13 * 5", "Day of month and day of week are both set: it fires when either matches."),
+        (
+            "0 12 13 * */5",
+            "Day of month and day of week are both set: both must match, since one begins with *.",
+        ),
+        (
+            "0 0 */2 * 3",
+            "Day of month and day of week are both set: both must match, since one begins with *.",
+        ),
+    ],
+)
+def test_two_day_fields_are_explained_to_people(expression: str, remark: str) -> None:
+    assert run(expression, "-n", "1").stdout.splitlines()[-1] == remark
+    assert "both" not in run("0 12 13 * *", "-n", "1").stdout
 
 
 @pytest.mark.parametrize(
