@@ -138,7 +138,8 @@ async def test_every_method_is_framed_right_with_and_without_a_body(
 
 
 @pytest.mark.parametrize(
-    "status", ["199", "300", "304", "400", "408", "410", "418", "429", "500", "599", "600", "999"]
+    "status",
+    ["000", "099", "199", "300", "304", "400", "408", "410", "418", "429", "500", "599", "600", "999"],
 )
 async def test_every_other_final_status_is_rejected(deliverer: Deliverer, status: str) -> None:
     reply = f"HTTP/1.1 {status} Some\r\nContent-Length: 0\r\n\r\n".encode()

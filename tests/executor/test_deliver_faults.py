@@ -390,12 +390,41 @@ async def test_idle_connections_to_many_hosts_are_bounded() -> None:
     few = open_session(WITH_LOOPBACK, connections=2)
     pool = few._engine.connector
     assert isinstance(pool, deliver_pool.BoundedPool)
-    peak = 0
-    for _ in range(10):
-        async with serve(answer_ok) as at:
+    open_counts = []
+    async with contextlib.AsyncExitStack() as stack:
+        targets = [await stack.enter_async_context(serve(answer_ok)) for _ in range(10)]
+        for at in [*targets, *targets]:
             assert isinstance(await post(few, at.url()), Delivered)
-            peak = max(peak, pool.open_count)
-            served = at
-            assert served.connections == 1
-    await few.close()
-    assert peak <= 4
+            open_counts.append(pool.open_count)
+        await few.close()
+        await eventually(lambda: pool.open_count == 0)
+    assert open_counts[:3] == [1, 2, 3]  # kept for the next request …
+    assert max(open_counts) == 4  # … up to twice the connections
+    assert all(at.connections == 2 for at in targets)
+
+
+async def test_no_more_requests_are_under_way_than_there_are_connections() -> None:
+    few = open_session(WITH_LOOPBACK, connections=2)
+    go = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        while await peer.request() is not None:
+            await go.wait()
+            await peer.send(answer())
+
+    async with serve(script) as at:
+        attempts = [asyncio.create_task(post(few, at.url())) for _ in range(6)]
+        await eventually(lambda: len(at.requests) == 2)
+        assert at.connections == 2
+        go.set()
+        assert all(isinstance(outcome, Delivered) for outcome in await asyncio.gather(*attempts))
+        await few.close()
+    assert (at.connections, len(at.requests)) == (2, 6)
+
+
+async def test_the_bound_is_one_answers_not_one_connections(deliverer: Deliverer) -> None:
+    body = b"y" * 60_000
+    async with serve(always(answer(body=body))) as at:
+        for _ in range(MAX_RECEIVED // len(body) + 2):
+            assert isinstance(await post(deliverer, at.url()), Delivered)
+    assert at.connections == 1
