@@ -31,6 +31,9 @@ DEBIAN_15 = "debian-15"
 DEBIAN = "debian"
 CONTAINER = "container"
 
+MEMORY = Path("/dev/shm")
+ROOM = 3 * 1024**3
+
 CONTAINER_IMAGE = "postgres:18"
 
 SETTINGS = {
@@ -38,7 +41,7 @@ SETTINGS = {
     "full_page_writes": "off",
     "max_connections": "200",
     "shared_buffers": "256MB",
-    "max_wal_size": "4GB",
+    "max_wal_size": "512MB",
     "timezone": "Pacific/Chatham",  # UTC+12:45: whoever relies on the server's zone fails at once
 }
 
@@ -60,7 +63,10 @@ class DatabaseServer:
     def create(self, *, template: str = "template1") -> str:
         """Create a database with a name of its own; returns its address."""
         name = f"carillon_test_{os.getpid()}_{next(self._numbers)}"
-        self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        strategy = (
+            "" if self.pid is None else " STRATEGY file_copy"
+        )  # the quicker one without fsync, not with it
+        self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"{strategy}')
         return self.dsn_of(name)
 
     def drop(self, dsn: str) -> None:
@@ -116,7 +122,7 @@ class Servers:
                 return DatabaseServer(name, self._start_container())
             case "embedded" | "debian" | "debian-15":
                 binaries = binaries_of(name)
-                local = EmbeddedPostgres.start(binaries=binaries, settings=SETTINGS)
+                local = EmbeddedPostgres.start(binaries=binaries, settings=SETTINGS, temporary_in=memory())
                 self._undo.callback(local.stop)
                 return DatabaseServer(name, local.dsn, pid=local.pid)
             case _:
@@ -178,6 +184,16 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine from a synchronous fixture, in a loop of its own that leaves the tests' loop policy alone."""
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         return runner.run(work)
+
+
+def memory() -> Path | None:
+    """A memory file system with room for a server: a new database there takes a tenth of the time of one on disk."""
+    try:
+        found = os.statvfs(MEMORY)
+    except FileNotFoundError:
+        return None
+    has_room = found.f_bavail * found.f_frsize >= ROOM
+    return MEMORY if has_room and os.access(MEMORY, os.W_OK | os.X_OK) else None
 
 
 def binaries_of(name: str) -> Path:

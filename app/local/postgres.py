@@ -71,13 +71,15 @@ class EmbeddedPostgres:
         settings: Mapping[str, str] | None = None,
         binaries: Path | None = None,
         port: int | None = None,
+        temporary_in: Path | None = None,
         within: timedelta = START_LIMIT,
     ) -> Self:
         """Start a server; returns when it accepts connections. Blocking, and only from the main thread.
 
-        `data_dir` keeps the data and may hold that of an earlier run; without it the data goes when the server
-        stops. `settings` are server settings (`{"fsync": "off"}`), `binaries` is a `bin` folder other than the one
-        found by itself, `port` a fixed port instead of a free one.
+        `data_dir` keeps the data and may hold that of an earlier run; without it the data goes when the server stops,
+        and `temporary_in` is where it is until then (a memory file system, say). `settings` are server settings
+        (`{"fsync": "off"}`), `binaries` is a `bin` folder other than the one found by itself, `port` a fixed port
+        instead of a free one.
 
         Raises `ConfigError` when the folder, its version, its owner or a setting does not fit, and `CarillonError`,
         with the end of the server's log, when the server is not ready after `within`.
@@ -85,13 +87,13 @@ class EmbeddedPostgres:
         prepare = die_with_parent(signal.SIGINT)  # first, since it refuses other systems and other threads
         chosen = dict(settings or {})
         with contextlib.ExitStack() as undo:
-            workspace = open_workspace()
-            undo.callback(close_workspace, workspace)
-            folder = open_data_folder((data_dir or workspace.path / "data").resolve())
+            programs = open_workspace()  # apart from the data, whose place may forbid programs (noexec)
+            undo.callback(close_workspace, programs)
+            home = open_workspace(temporary_in)
+            undo.callback(close_workspace, home)
+            folder = open_data_folder((data_dir or home.path / "data").resolve())
             undo.callback(close_data_folder, folder)
-            runnable = make_runnable(
-                binaries or find_binaries(), user=folder.user, copy_to=workspace.path / "programs"
-            )
+            runnable = make_runnable(binaries or find_binaries(), user=folder.user, copy_to=programs.path)
             version = read_version(runnable, user=folder.user)
             options = ["--no-sync"] if chosen.get("fsync") == "off" else []
             initialise(folder, binaries=runnable, version=version, initdb_options=options)
@@ -99,7 +101,7 @@ class EmbeddedPostgres:
                 binaries=runnable,
                 folder=folder,
                 settings=chosen,
-                inherited=(workspace.lock, folder.lock),
+                inherited=(programs.lock, home.lock, folder.lock),
                 prepare=prepare,
                 within=within,
             )

@@ -24,11 +24,11 @@ class Workspace:
     lock: int
 
 
-def open_workspace() -> Workspace:
-    """A new folder below the system's temporary folder that other users may enter but not write."""
-    sweep()
+def open_workspace(parent: Path | None = None) -> Workspace:
+    """A new folder below `parent` (by default the system's temporary folder) that others may enter but not write."""
+    sweep(parent)
     while True:
-        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_still(path, lock):
@@ -43,9 +43,9 @@ def close_workspace(workspace: Workspace) -> None:
     os.close(workspace.lock)
 
 
-def sweep() -> None:
-    """Remove the workspaces of this user that nobody holds any more."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+def sweep(parent: Path | None = None) -> None:
+    """Remove the workspaces of this user below `parent` that nobody holds any more."""
+    for path in (parent or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
         lock = _try_lock(path)
         if lock is None:
             continue

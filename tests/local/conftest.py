@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.local.postgres import EmbeddedPostgres
+from tests.servers import memory
 
 FAST = {"fsync": "off"}
 
@@ -18,14 +19,14 @@ FAST = {"fsync": "off"}
 @pytest.fixture(scope="package")
 def small_server() -> Iterator[EmbeddedPostgres]:
     """A server for tests that change nothing but databases of their own."""
-    with EmbeddedPostgres.start(settings=FAST) as server:
+    with EmbeddedPostgres.start(settings=FAST, temporary_in=memory()) as server:
         yield server
 
 
 @pytest.fixture(scope="package")
 def prepared_data() -> Iterator[Path]:
     """A data folder of a server that was stopped cleanly: to be copied, which is cheaper than making one."""
-    folder = Path(tempfile.mkdtemp(prefix="carillon-tests-"))
+    folder = Path(tempfile.mkdtemp(prefix="carillon-tests-", dir=memory()))
     EmbeddedPostgres.start(folder, settings=FAST).stop()
     yield folder
     shutil.rmtree(folder)
@@ -46,7 +47,7 @@ def data_dir(open_folder: Path, prepared_data: Path) -> Path:
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A temporary folder any user may enter; pytest's own are private."""
-    folder = Path(tempfile.mkdtemp(prefix="carillon-tests-"))
+    folder = Path(tempfile.mkdtemp(prefix="carillon-tests-", dir=memory()))
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)

@@ -9,7 +9,6 @@ import signal
 import socket
 import stat
 import subprocess
-import tempfile
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -54,6 +53,20 @@ def tell(dsn: str, statement: str) -> None:
 @pytest.fixture(params=[name for name in names() if name in ("embedded", "debian", "debian-15")])
 def binaries(request: pytest.FixtureRequest) -> Path:
     return binaries_of(request.param)
+
+
+@pytest.fixture
+def own_place(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary folder of this test's own for everything that makes one."""
+    monkeypatch.setattr("tempfile.tempdir", str(open_folder))
+    return open_folder
+
+
+def test_a_temporary_data_folder_is_where_it_is_wanted(open_folder: Path) -> None:
+    with EmbeddedPostgres.start(settings=FAST, temporary_in=open_folder) as server:
+        assert server.log_path.is_relative_to(open_folder)
+        assert ask(server.dsn, "SELECT 1") == 1
+    assert list(open_folder.iterdir()) == []
 
 
 def test_a_server_starts_durable_and_with_the_settings_it_is_given(binaries: Path) -> None:
@@ -246,21 +259,22 @@ def test_programs_in_a_private_folder_run_all_the_same(tmp_path: Path) -> None:
     private.chmod(0o700)
     binaries = private / package.name / "pginstall" / "bin"
     with EmbeddedPostgres.start(binaries=binaries, settings=FAST) as server:
-        copy = server.log_path.parents[1] / "programs"
+        running = (Path("/proc") / str(server.pid) / "exe").readlink()
         assert ask(server.create_database("another"), "SELECT 1") == 1
-        assert copy.exists() == (os.geteuid() == 0)
-    assert not copy.exists()
+        assert running.is_relative_to(private) == (os.geteuid() != 0)
+    assert running.exists() == (os.geteuid() != 0)
 
 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [({"no_such_setting": "1"}, "no_such_setting"), ({"shared_buffers": "plenty"}, "shared_buffers")],
 )
-def test_a_wrong_setting_is_named_and_nothing_is_left(settings: dict[str, str], complaint: str) -> None:
-    before = workspaces()
+def test_a_wrong_setting_is_named_and_nothing_is_left(
+    settings: dict[str, str], complaint: str, own_place: Path
+) -> None:
     with pytest.raises(ConfigError, match=complaint):
         EmbeddedPostgres.start(settings={**FAST, **settings})
-    assert workspaces() <= before
+    assert list(own_place.iterdir()) == []
 
 
 def test_a_taken_port_is_refused_by_name(data_dir: Path) -> None:
@@ -282,11 +296,10 @@ def test_another_port_is_tried_when_the_free_one_is_taken_meanwhile(
             assert server.port == ports[1]
 
 
-def test_a_server_that_is_not_ready_in_time_is_stopped_and_nothing_is_left() -> None:
-    before = workspaces()
+def test_a_server_that_is_not_ready_in_time_is_stopped_and_nothing_is_left(own_place: Path) -> None:
     with pytest.raises(CarillonError, match="was not ready after 0 s"):
         EmbeddedPostgres.start(settings=FAST, within=timedelta(0))
-    assert workspaces() <= before
+    assert list(own_place.iterdir()) == []
 
 
 def test_a_worker_thread_may_not_start_a_server() -> None:
@@ -357,7 +370,3 @@ def free_port() -> int:
 
 def read_or_empty(path: Path) -> str:
     return path.read_text() if path.exists() else ""
-
-
-def workspaces() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*")}
