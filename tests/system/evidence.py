@@ -117,3 +117,13 @@ def same_number_twice(ledger: Iterable[Received | LedgerLine]) -> set[tuple[str,
 def with_outcome(found: Iterable[Attempt], *outcomes: str) -> set[str]:
     """The delivery ids that have an attempt with one of these outcomes."""
     return {attempt.delivery_id for attempt in found if attempt.outcome in outcomes}
+
+
+async def all_ended_but(conn: Connection, open_runs: int) -> None:
+    """Wait until no more than so many runs are open."""
+
+    async def probe() -> bool:
+        left = await conn.fetchval("SELECT count(*) FROM job_run WHERE status IN ('pending', 'retrying')")
+        return bool(left <= open_runs)
+
+    await eventually(probe, within=ALL_END_WITHIN)
