@@ -27,7 +27,6 @@ from app.errors import InvalidInput
 
 SHORTEST = timedelta(seconds=1)
 LONGEST = timedelta(days=366)
-_NOTHING = timedelta()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +127,10 @@ def to_json(recurrence: Recurrence) -> dict[str, str | int | float]:
         case Cron(expression, timezone):
             return {"kind": "cron", "cron": expression, "timezone": timezone}
         case Every(interval, anchor):
-            # One division of whole numbers: adding whole and fraction gives 1.9060000000000001 for 1.906.
-            seconds = interval // SHORTEST if interval % SHORTEST == _NOTHING else interval // MILLISECOND / 1000
-            return {"kind": "every", "every_seconds": seconds, "anchor": _iso(anchor)}
+            # One division, rounded once: whole part plus fraction would give 1.9060000000000001 for 1.906.
+            seconds = interval / SHORTEST
+            number = int(seconds) if seconds.is_integer() else seconds
+            return {"kind": "every", "every_seconds": number, "anchor": _iso(anchor)}
         case Once(at):
             return {"kind": "once", "at": _iso(at)}
         case _:

@@ -199,7 +199,7 @@ def test_a_daily_fixed_time_fires_once_for_each_local_day_in_every_zone(text: st
 @pytest.mark.parametrize("text", ["*/15 * * * *", "*/5 * * * *", "* * * * *"])
 def test_a_rhythm_within_the_hour_never_pauses_where_clocks_move_by_quarters(text: str) -> None:
     for name in CHANGING:
-        for change in transitions(name, 2024, 2028):
+        for change in transitions(name, 2025, 2026):
             at = change - timedelta(hours=1)
             steps = set()
             for _ in range(12):
@@ -209,9 +209,9 @@ def test_a_rhythm_within_the_hour_never_pauses_where_clocks_move_by_quarters(tex
             assert len(steps) == 1, (text, name, change)
 
 
-def test_every_zone_answers_just_before_and_just_after_every_change_of_this_decade() -> None:
+def test_every_zone_answers_just_before_and_just_after_every_change_of_these_years() -> None:
     for name in CHANGING:
-        for change in transitions(name, 2024, 2030):
+        for change in transitions(name, 2025, 2028):
             for text in ("30 2 * * *", "*/30 * * * *", "0 */2 * * *"):
                 for offset in (-3600, -1, 0, 1, 1800, 3599, 3600):
                     asked = change + offset * SECOND
