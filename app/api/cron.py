@@ -13,6 +13,7 @@ from app.api.deps import deps_of
 from app.api.values import Body, Instant, Shown, Text
 from app.domain import recurrence as recurrences
 from app.domain.ids import ScheduleId
+from app.errors import InvalidInput
 from app.store.planning import database_now
 from app.store.pool import acquire
 
@@ -46,6 +47,9 @@ async def preview_cron(body: PreviewBody, caller: CurrentCaller, request: Reques
     rule = {"kind": "cron", "cron": body.cron, "timezone": body.timezone}
     async with acquire(deps_of(request).pool) as conn:
         now = await database_now(conn)
-    recurrence = recurrences.parse(rule, now=now)
-    fires = recurrences.preview(recurrence, body.after or now, body.count, ScheduleId(body.schedule_id))
+    try:
+        recurrence = recurrences.parse(rule, now=now)
+        fires = recurrences.preview(recurrence, body.after or now, body.count, ScheduleId(body.schedule_id))
+    except InvalidInput as error:  # here the rule is the body itself
+        raise InvalidInput(error.field.removeprefix("recurrence."), error.problem) from None
     return Preview(fires=[FireShown(at=fire.at, local=fire.local, note=fire.note) for fire in fires])

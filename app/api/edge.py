@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app import metrics
 from app.api.problems import problem
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,10 @@ class Edge:
             answer = problem(Request(scope), "internal-error", "this is a fault of ours; it is logged")
             await answer(scope, receive, send_marked)
         finally:
+            seconds = time.monotonic() - began
+            metrics.note_request(scope["method"], status, seconds)
             if scope["path"] not in QUIET_PATHS:
-                _log(scope, status, time.monotonic() - began)
+                _log(scope, status, seconds)
 
 
 def _log(scope: Scope, status: int, seconds: float) -> None:

@@ -169,7 +169,11 @@ class Fault:
     def to_json(self) -> dict[str, str]:
         if self.place != "body":
             return {"parameter": self.field, "field": self.field, "detail": self.detail}
-        return {"pointer": pointer_of(self.field.split(".")), "field": self.field, "detail": self.detail}
+        return {
+            "pointer": pointer_of(self.field.split(".") if self.field else ()),
+            "field": self.field,
+            "detail": self.detail,
+        }
 
 
 class ProblemError(HTTPException):

@@ -60,7 +60,7 @@ def health(switches: Switches) -> LoopHealth:
 def deps(pool: Pool, switches: Switches, health: LoopHealth) -> ApiDeps:
     return ApiDeps(
         pool=pool,
-        settings=ApiSettings(admin_key=SecretStr(ADMIN_KEY), max_body_bytes=65_536),  # type: ignore[call-arg]
+        settings=ApiSettings(admin_key=SecretStr(ADMIN_KEY), max_body_bytes=65_536),
         health=health,
         address_policy=AddressPolicy(),
         is_draining=lambda: switches.is_draining,

@@ -1,0 +1,333 @@
+"""Whatever is sent, the answer is a problem that says what is wrong; nothing is a 500, and nothing changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.api import reading
+from app.api.app import blank_app
+from app.api.problems import KINDS
+from app.errors import CarillonError, PartitionMissing, RowRefused, StoreUnavailable
+from app.store import schedules
+from app.store.pool import Pool
+from tests.api.conftest import Tenancy, assert_problem, created, schedule_body
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def test_an_unknown_path_is_a_problem(stranger: httpx.AsyncClient) -> None:
+    for path in (
+        "/",
+        "/v1",
+        "/v1/",
+        "/v1/schedules/",
+        "/v2/schedules",
+        "/%00",
+        "/" + "a" * 5_000,
+        "/v1//runs",
+    ):
+        assert_problem(await stranger.get(path), 404, "not-found")
+
+
+async def test_a_wrong_method_names_all_that_exist(stranger: httpx.AsyncClient) -> None:
+    for path, allowed in (
+        ("/v1/schedules", "GET, POST"),
+        (f"/v1/schedules/{uuid4()}", "DELETE, GET, PATCH"),
+        ("/livez", "GET, HEAD"),
+    ):
+        response = await stranger.request("PUT", path)
+        assert_problem(response, 405, "method-not-allowed")
+        assert response.headers["allow"] == allowed
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{", "line 1, column 2"),
+        (b"", None),
+        (b"null", None),
+        (b"[]", None),
+        (b'"text"', None),
+        (b"{} {}", "Extra data"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"\xef\xbb\xbf{}", "BOM"),
+        (b'{"name": "a", "name": "b"}', "'name' is there twice"),
+        (b'{"target": {"url": 1, "url": 2}}', "'url' is there twice"),
+        (b'{"expires_after_seconds": NaN}', "NaN"),
+        (b'{"expires_after_seconds": -Infinity}', "-Infinity"),
+        (b'{"expires_after_seconds": 1e999}', "outside"),
+        (b'{"expires_after_seconds": ' + b"9" * 50_000 + b"}", "outside"),
+        (b'{"expires_after_seconds": 9007199254740993}', "outside"),
+        (b"[" * 60_000, "nested"),
+        (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, "nested"),
+        (b"[" * 17 + b"]" * 17, "nested"),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_refused(tenant: Tenancy, body: bytes, says: str | None) -> None:
+    response = await tenant.client.post("/v1/schedules", content=body, headers=JSON)
+    if says is None:
+        assert_problem(response, 422, "invalid-input")
+    else:
+        assert says in assert_problem(response, 400, "malformed-request")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        (rb'{"name": "a\u0000b"}', "/name"),
+        (rb'{"name": "\ud800"}', "/name"),
+        (rb'{"target": {"headers": {"X-A": "\udfff"}}}', "/target/headers/X-A"),
+        (rb'{"target": {"headers": {"\ud800": "a"}}}', "/target/headers"),
+        (rb'{"\u0000": 1}', ""),
+    ],
+)
+async def test_text_that_cannot_be_stored_is_refused_where_it_is(
+    tenant: Tenancy, body: bytes, pointer: str
+) -> None:
+    response = await tenant.client.post("/v1/schedules", content=body, headers=JSON)
+    assert assert_problem(response, 422, "invalid-input")["errors"][0]["pointer"] == pointer
+
+
+async def test_paired_surrogates_are_one_character(tenant: Tenancy) -> None:
+    body = json.dumps(schedule_body(name="bell \N{BELL}")).encode("ascii")
+    assert rb"\ud83d" in body
+    response = await tenant.client.post("/v1/schedules", content=body, headers=JSON)
+    assert response.json()["name"] == "bell \N{BELL}"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Type": "multipart/form-data; boundary=x"},
+        {"Content-Type": "application/json; charset=latin-1"},
+        {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+        {"Content-Type": "application/jsonx"},
+        {"Content-Type": "\x7f"},
+    ],
+)
+async def test_a_body_of_another_media_type_is_refused(tenant: Tenancy, headers: dict[str, str]) -> None:
+    response = await tenant.client.post("/v1/schedules", content=b"{}", headers=headers)
+    assert_problem(response, 415, "unsupported-media-type")
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "Application/JSON; charset=UTF-8"])
+async def test_json_may_say_its_charset(tenant: Tenancy, media_type: str) -> None:
+    body = json.dumps(schedule_body()).encode()
+    response = await tenant.client.post("/v1/schedules", content=body, headers={"Content-Type": media_type})
+    assert response.status_code == 201
+
+
+async def test_too_large_a_body_is_refused_announced_or_not(tenant: Tenancy) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(70):
+            yield b" " * 1_000
+
+    for content in (b" " * 65_537, chunks()):
+        response = await tenant.client.post("/v1/schedules", content=content, headers=JSON)
+        assert_problem(response, 413, "body-too-large")
+        assert response.headers["connection"] == "close"
+    fits = json.dumps(schedule_body()).encode().ljust(65_536)
+    assert (await tenant.client.post("/v1/schedules", content=fits, headers=JSON)).status_code == 201
+
+
+async def test_a_body_that_never_ends_is_given_up(tenant: Tenancy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "BODY_DEADLINE", reading.BODY_DEADLINE / 1_000)
+    waiting = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"{"
+        await waiting.wait()
+
+    response = await tenant.client.post("/v1/schedules", content=endless(), headers=JSON)
+    assert_problem(response, 408, "body-timeout")
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(alphabet=st.characters(codec=None))
+    | st.sampled_from(
+        ["cron", "every", "once", "* * * * *", "UTC", "http://[", "\0", "9" * 400, "../../etc"]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+PARTS = ("name", "recurrence", "target", "retry", "misfire", "overlap", "expires_after_seconds", "extra")
+INNER = (
+    ("recurrence", ("kind", "cron", "timezone", "every_seconds", "anchor", "at")),
+    ("target", ("method", "url", "headers", "body")),
+    ("retry", ("max_attempts", "base_seconds", "factor", "cap_seconds")),
+)
+
+
+@st.composite
+def hostile_bodies(draw: st.DrawFn) -> dict[str, Any]:
+    """A good body with one or two places spoiled, on the surface or inside a part."""
+    body = schedule_body(retry={"max_attempts": 3})
+    for _ in range(draw(st.integers(1, 2))):
+        if draw(st.booleans()):
+            body[draw(st.sampled_from(PARTS))] = draw(JSON_VALUES)
+        else:
+            part, names = draw(st.sampled_from(INNER))
+            inner = body[part] if isinstance(body.get(part), dict) else {}
+            body[part] = {**inner, draw(st.sampled_from(names)): draw(JSON_VALUES)}
+    return body
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=hostile_bodies())
+async def test_no_body_is_a_500_or_changes_anything_when_refused(
+    tenant: Tenancy, pool: Pool, body: dict[str, Any]
+) -> None:
+    before = await pool.fetchval("SELECT count(*) FROM schedule")
+    response = await tenant.client.post("/v1/schedules", content=json.dumps(body).encode(), headers=JSON)
+    if response.status_code == 201:
+        path = response.headers["location"]
+        assert (await tenant.client.get(path)).json() == response.json()
+        assert (await tenant.client.delete(path)).status_code == 204
+    else:
+        assert response.status_code in (400, 422), response.text
+        assert response.headers["content-type"] == "application/problem+json"
+        assert await pool.fetchval("SELECT count(*) FROM schedule") == before
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=hostile_bodies(), keep=st.sets(st.sampled_from(PARTS)))
+async def test_no_change_is_a_500(tenant: Tenancy, body: dict[str, Any], keep: set[str]) -> None:
+    made = await created(tenant)
+    path = f"/v1/schedules/{made['id']}"
+    change = {name: value for name, value in body.items() if name in keep}
+    response = await tenant.client.patch(path, content=json.dumps(change).encode(), headers=JSON)
+    assert response.status_code in (200, 400, 422), response.text
+    if response.status_code != 200:
+        assert (await tenant.client.get(path)).json() == made
+    assert (await tenant.client.delete(path)).status_code == 204
+
+
+async def test_a_lost_database_is_503_with_a_time_to_come_back(tenant: Tenancy, pool: Pool) -> None:
+    await pool.close()
+    response = await tenant.client.get("/v1/schedules")
+    assert_problem(response, 503, "unavailable")
+    assert response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "slug"),
+    [
+        (StoreUnavailable("canary-31f host=10.0.0.7 password=hunter2"), 503, "unavailable"),
+        (PartitionMissing("canary-31f"), 503, "partition-missing"),
+        (RowRefused("canary-31f"), 422, "invalid-input"),
+        (CarillonError("canary-31f"), 500, "internal-error"),
+        (asyncpg.UndefinedColumnError("canary-31f"), 500, "internal-error"),
+        (RuntimeError("canary-31f"), 500, "internal-error"),
+        (RecursionError("canary-31f"), 500, "internal-error"),
+    ],
+)
+async def test_our_own_failures_are_logged_and_not_told(
+    tenant: Tenancy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    status: int,
+    slug: str,
+) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(schedules, "get", fails)
+    caplog.set_level(logging.INFO)
+    response = await tenant.client.get(f"/v1/schedules/{uuid4()}", headers={"X-Request-Id": "request-77"})
+    body = assert_problem(response, status, slug)
+    assert "canary" not in response.text
+    assert body["request_id"] == "request-77"
+    if status >= 500 and slug != "partition-missing":
+        assert any(getattr(record, "request_id", "") == "request-77" for record in caplog.records)
+    assert ("retry-after" in response.headers) == (status == 503)
+
+
+@pytest.mark.parametrize("offered", ["short", "a" * 65, "with space in it", 'quote"-and-more', "line\tbreak"])
+async def test_an_odd_request_id_is_replaced(stranger: httpx.AsyncClient, offered: str) -> None:
+    response = await stranger.get("/v1/schedules", headers={"X-Request-Id": offered})
+    assert response.headers["x-request-id"] != offered
+    assert len(response.headers["x-request-id"]) == 32
+
+
+async def test_every_kind_of_problem_has_its_page(stranger: httpx.AsyncClient) -> None:
+    index = (await stranger.get("/problems")).text
+    for kind in KINDS.values():
+        page = await stranger.get(f"/problems/{kind.slug}")
+        assert page.status_code == 200
+        assert kind.title in page.text
+        assert f"/problems/{kind.slug} " in index
+    assert_problem(await stranger.get("/problems/nonsense"), 404, "not-found")
+
+
+async def test_a_caller_who_hangs_up_ends_the_query(
+    deps: Any, tenant: Tenancy, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = asyncio.Event()
+    ended = asyncio.Event()
+
+    async def slow(conn: Any, *_: object, **__: object) -> None:
+        began.set()
+        try:
+            await conn.execute("SELECT pg_sleep(600)")
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(schedules, "get", slow)
+    app = blank_app()
+    app.state.deps = deps
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        await began.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = scope_of(f"/v1/schedules/{uuid4()}", tenant.key, app)
+    await app(scope, receive, send)
+    assert ended.is_set()
+    sleeping = (
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' AND state = 'active'"
+    )
+    assert await pool.fetchval(sleeping) == 0
+
+
+def scope_of(path: str, key: str, app: FastAPI) -> dict[str, Any]:
+    """What a server would hand to the application for GET `path`."""
+    request = Request(
+        {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "server": ("carillon.test", 80),
+            "client": ("127.0.0.1", 1),
+            "http_version": "1.1",
+            "headers": [(b"host", b"carillon.test"), (b"authorization", f"Bearer {key}".encode())],
+        }
+    )
+    return dict(request.scope)
