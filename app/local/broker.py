@@ -102,12 +102,12 @@ class LocalBroker(ABC):
         """The broker's process id; none while it is halted."""
         return None if self._process is None else self._process.pid
 
-    def halt(self) -> None:
-        """Stop the broker cleanly, to be resumed. One that does not stop is ended the hard way. Twice is fine."""
+    def halt(self, *, within: timedelta = HALT_LIMIT) -> None:
+        """Stop the broker cleanly, to be resumed; one that takes longer is ended the hard way. Twice is fine."""
         if self._process is not None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(HALT_LIMIT.total_seconds())
+                self._process.wait(within.total_seconds())
             self._end()
 
     def resume(self) -> None:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 
-def start_python(source: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    """Run a piece of Python that prints and then waits; its standard output is a pipe."""
-    return subprocess.Popen(
+@contextlib.contextmanager
+def python(source: str, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a piece of Python that prints and then waits; its standard output is a pipe. In the end it is killed."""
+    process = subprocess.Popen(
         [sys.executable, "-c", source, *(os.fspath(argument) for argument in arguments)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    try:
+        yield process
+    finally:
+        kill(process)
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
@@ -32,11 +39,11 @@ def read_line(process: subprocess.Popen[str]) -> str:
 def kill(process: subprocess.Popen[str]) -> None:
     """SIGKILL, and wait for the end."""
     process.kill()
-    close(process)
+    finish(process)
 
 
-def close(process: subprocess.Popen[str]) -> int:
-    """Close its pipes and wait for the end; the exit code."""
+def finish(process: subprocess.Popen[str]) -> int:
+    """Close its pipes, which ends what it waits for; the exit code."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             stream.close()

@@ -22,7 +22,8 @@ from app.local.postgres import EmbeddedPostgres
 from app.local.workspace import PREFIX, close_workspace, open_workspace
 from tests.eventually import eventually
 from tests.local.conftest import FAST
-from tests.local.launching import close, is_running, kill, read_line, start_python
+from tests.local.launching import finish, is_running, kill, python, read_line
+from tests.ports import quiet_port
 from tests.servers import binaries_of, names, run
 
 START_AND_WAIT = """
@@ -117,7 +118,7 @@ def test_data_in_a_data_folder_is_there_the_next_time(open_folder: Path, binarie
     new_dir = open_folder / "new" / "data"
     with EmbeddedPostgres.start(new_dir, binaries=binaries, settings=FAST) as server:
         tell(server.dsn, "CREATE TABLE kept AS SELECT 42 AS n")
-        port = server.port
+    port = quiet_port()
     with EmbeddedPostgres.start(new_dir, binaries=binaries, settings=FAST, port=port) as server:
         assert server.port == port
         assert ask(server.dsn, "SELECT n FROM kept") == 42
@@ -168,7 +169,7 @@ def test_a_second_server_on_the_same_data_is_refused(data_dir: Path) -> None:
 def test_data_in_use_by_a_server_somebody_else_started_is_refused(data_dir: Path) -> None:
     pgdata = data_dir / "postgres"
     owner = pgdata.stat()
-    argv: list[str | Path] = ["-D", pgdata, "-c", f"port={free_port()}", "-c", "unix_socket_directories="]
+    argv: list[str | Path] = ["-D", pgdata, "-c", f"port={quiet_port()}", "-c", "unix_socket_directories="]
     foreign = subprocess.Popen(
         [find_binaries() / "postgres", *argv],
         cwd="/",
@@ -287,13 +288,12 @@ def test_a_taken_port_is_refused_by_name(data_dir: Path) -> None:
 def test_another_port_is_tried_when_the_free_one_is_taken_meanwhile(
     monkeypatch: pytest.MonkeyPatch, data_dir: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as freed:
-        ports = [taken.getsockname()[1], freed.getsockname()[1]]
-        freed.close()
-        offered = iter(ports)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = quiet_port()
+        offered = iter([taken.getsockname()[1], free])
         monkeypatch.setattr("app.local.postgres._free_port", lambda: next(offered))
         with EmbeddedPostgres.start(data_dir, settings=FAST) as server:
-            assert server.port == ports[1]
+            assert server.port == free
 
 
 def test_a_server_that_is_not_ready_in_time_is_stopped_and_nothing_is_left(own_place: Path) -> None:
@@ -325,47 +325,35 @@ def test_no_programs_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_killed_parent_leaves_no_server_and_the_next_start_removes_its_folder() -> None:
-    parent = start_python(START_AND_WAIT)
-    pid, port, log = read_line(parent).split(" ", 2)
-    assert ask_port(int(port))
-    kill(parent)
+    with python(START_AND_WAIT) as parent:
+        pid, port, log = read_line(parent).split(" ", 2)
+        with socket.create_connection(("127.0.0.1", int(port))):
+            kill(parent)
     await eventually(lambda: not is_running(int(pid)))
-    assert not ask_port(int(port))
     workspace = next(path for path in Path(log).parents if path.name.startswith(PREFIX))
     close_workspace(open_workspace())
     assert not workspace.exists()
 
 
 def test_data_of_a_killed_parent_can_be_used_again_at_once(data_dir: Path) -> None:
-    parent = start_python(START_AND_WAIT, data_dir)
-    _pid, port, _log = read_line(parent).split(" ", 2)
-    tell(f"postgresql://postgres@127.0.0.1:{port}/postgres", "CREATE TABLE kept AS SELECT 42 AS n")
-    kill(parent)
-    with EmbeddedPostgres.start(data_dir, settings=FAST) as server:
-        assert ask(server.dsn, "SELECT n FROM kept") == 42
+    with python(START_AND_WAIT, data_dir) as parent:
+        _pid, port, _log = read_line(parent).split(" ", 2)
+        tell(f"postgresql://postgres@127.0.0.1:{port}/postgres", "CREATE TABLE kept AS SELECT 42 AS n")
+        kill(parent)
+        with EmbeddedPostgres.start(data_dir, settings=FAST) as server:
+            assert ask(server.dsn, "SELECT n FROM kept") == 42
 
 
 def test_a_parent_that_just_ends_leaves_neither_server_nor_folder() -> None:
-    parent = start_python(START_AND_WAIT)
-    pid, _port, log = read_line(parent).split(" ", 2)
-    assert close(parent) == 0
+    with python(START_AND_WAIT) as parent:
+        pid, _port, log = read_line(parent).split(" ", 2)
+        assert finish(parent) == 0
     assert not is_running(int(pid))
     assert not Path(log).parent.exists()
 
 
 def test_a_terminals_interrupt_does_not_reach_the_server(small_server: EmbeddedPostgres) -> None:
     assert os.getsid(small_server.pid) == small_server.pid != os.getsid(0)
-
-
-def ask_port(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def read_or_empty(path: Path) -> str:

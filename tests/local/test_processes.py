@@ -16,7 +16,7 @@ import pytest
 from app.errors import CarillonError
 from app.local.processes import Child, log_tail, spawn, stop, stop_all, wait_ended, wait_for_line
 from tests.eventually import eventually
-from tests.local.launching import is_running, kill, read_line, start_python
+from tests.local.launching import is_running, kill, python, read_line
 
 LONG = timedelta(seconds=60)
 SHORT = timedelta(milliseconds=50)
@@ -149,11 +149,11 @@ async def test_waiting_for_a_line_is_bounded_and_shows_the_log(start: Start) -> 
 
 
 async def test_a_killed_parent_takes_its_children_along(tmp_path: Path) -> None:
-    parent = start_python(SPAWN_AND_WAIT, tmp_path / "log")
-    pid = int(read_line(parent))
-    assert is_running(pid)
-    kill(parent)
-    await eventually(lambda: not is_running(pid))
+    with python(SPAWN_AND_WAIT, tmp_path / "log") as parent:
+        pid = int(read_line(parent))
+        assert is_running(pid)
+        kill(parent)
+        await eventually(lambda: not is_running(pid))
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:

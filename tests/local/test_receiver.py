@@ -14,6 +14,7 @@ import pytest
 from app.local.answers import Cut, Drip, Hang, Reply
 from app.local.receiver import Receiver
 from tests.eventually import eventually
+from tests.ports import quiet_port
 
 SHORT = timedelta(milliseconds=50)
 
@@ -205,7 +206,7 @@ async def test_waiting_in_vain_says_how_many_came(receiver: Receiver, client: ai
 async def test_a_stopped_receiver_refuses_and_comes_back_on_the_same_port(
     client: aiohttp.ClientSession,
 ) -> None:
-    receiver = await Receiver.start()
+    receiver = await Receiver.start(port=quiet_port())
     await post(client, receiver.url, "a")
     await receiver.stop()
     await receiver.stop()

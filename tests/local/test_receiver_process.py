@@ -18,7 +18,7 @@ from app.local.ledger import LedgerLine, read_ledger
 from app.local.processes import Child, spawn, stop, wait_ended, wait_for_line
 from app.local.receiver import parse_answer
 from tests.eventually import eventually
-from tests.local.launching import is_running, kill, read_line, start_python
+from tests.local.launching import is_running, kill, python, read_line
 
 LONG = timedelta(seconds=60)
 
@@ -78,11 +78,11 @@ async def test_what_it_wrote_down_stays_when_it_is_killed(child: Child, tmp_path
 
 
 async def test_it_ends_with_a_killed_parent_however_it_was_started() -> None:
-    parent = start_python(START_AND_WAIT)
-    pid, said, _url = read_line(parent).split()
-    assert said == "listening"
-    kill(parent)
-    await eventually(lambda: not is_running(int(pid)))
+    with python(START_AND_WAIT) as parent:
+        pid, said, _url = read_line(parent).split()
+        assert said == "listening"
+        kill(parent)
+        await eventually(lambda: not is_running(int(pid)))
 
 
 def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:

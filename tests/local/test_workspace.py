@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.local.workspace import PREFIX, close_workspace, lock_folder, open_workspace, sweep
-from tests.local.launching import kill, read_line, start_python
+from tests.local.launching import python, read_line
 
 OPEN_AND_WAIT = """
 import sys
@@ -42,11 +42,10 @@ def test_a_workspace_in_use_is_left_alone() -> None:
 
 
 def test_a_workspace_of_another_live_process_is_left_alone_and_removed_after_its_death() -> None:
-    process = start_python(OPEN_AND_WAIT)
-    path = Path(read_line(process))
-    sweep()
-    assert path.exists()
-    kill(process)
+    with python(OPEN_AND_WAIT) as process:
+        path = Path(read_line(process))
+        sweep()
+        assert path.exists()
     sweep()
     assert not path.exists()
 
