@@ -16,7 +16,7 @@ from app.store.pool import Connection
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One version of a schedule as the executor carries it out. `problem` says why its target cannot be used."""
+    """One version of a schedule as the executor carries it out. Without a target, `problem` says why."""
 
     schedule_id: ScheduleId
     version: int
@@ -33,7 +33,7 @@ READ_ORDERS = """SELECT s.id, s.version, s.name, s.target, s.retry, s.overlap = 
 
 
 async def read_orders(conn: Connection, schedules: Collection[ScheduleId]) -> list[Order]:
-    """The current orders of `schedules`, unknown ones left out; of a row that cannot be read, an Order with a problem."""
+    """The current orders, unknown schedules left out; a row that cannot be read is an Order with a problem."""
     rows = await conn.fetch(READ_ORDERS, sorted(schedules))
     orders = []
     for schedule_id, version, name, target_text, retry_text, skips_overlap in rows:
@@ -41,24 +41,25 @@ async def read_orders(conn: Connection, schedules: Collection[ScheduleId]) -> li
         retry = RetryPolicy()
         problem = None
         try:
-            target = targets.from_json(target_text)
             retry = retry_policy.from_json(retry_text)
+            target = targets.from_json(target_text)
         except Exception as error:  # noqa: BLE001 one unreadable row must not hold up the others of its claim
             problem = f"the stored target or retry policy cannot be read ({type(error).__name__})"
         orders.append(Order(ScheduleId(schedule_id), version, name, target, retry, skips_overlap, problem))
     return orders
 
 
-# Through the tenant's part of the claim index, whose size is the tenant's open runs: the guard index would walk the
-# schedule's whole history.
+# One pass over the tenants' part of the claim index, whose size is their open runs. Asked for each run on its own it
+# would be walked a hundred times per claim, and the guard index would walk each schedule's whole history.
 OVERLAPPING = """SELECT g.id
-  FROM unnest($1::uuid[], $2::timestamptz[], $3::uuid[], $4::uuid[]) AS g(id, scheduled_for, tenant_id, schedule_id)
- WHERE EXISTS (SELECT 1
-                 FROM job_run AS earlier
-                WHERE earlier.tenant_id = g.tenant_id
-                  AND earlier.status IN ('pending', 'retrying')
-                  AND earlier.schedule_id = g.schedule_id
-                  AND earlier.scheduled_for < g.scheduled_for)"""
+  FROM unnest($1::uuid[], $2::timestamptz[], $4::uuid[]) AS g(id, scheduled_for, schedule_id)
+  JOIN (SELECT r.schedule_id, min(r.scheduled_for) AS first_open
+          FROM job_run AS r
+         WHERE r.tenant_id = ANY($3::uuid[])
+           AND r.status IN ('pending', 'retrying')
+           AND r.schedule_id = ANY($4::uuid[])
+         GROUP BY r.schedule_id) AS open ON open.schedule_id = g.schedule_id
+ WHERE open.first_open < g.scheduled_for"""
 
 
 async def overlapping(conn: Connection, runs: Sequence[ClaimedRun]) -> set[RunId]:
@@ -67,7 +68,7 @@ async def overlapping(conn: Connection, runs: Sequence[ClaimedRun]) -> set[RunId
         OVERLAPPING,
         [run.lease.ref.id for run in runs],
         [run.lease.ref.scheduled_for for run in runs],
-        [run.lease.ref.tenant_id for run in runs],
+        list({run.lease.ref.tenant_id for run in runs}),
         [run.schedule_id for run in runs],
     )
     return {RunId(row[0]) for row in rows}
