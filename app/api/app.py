@@ -13,12 +13,12 @@ from app.api.edge import Edge
 
 def create_app(deps: ApiDeps) -> FastAPI:
     """The API over `deps`. The caller owns the pool and serves the application."""
-    app = blank_app(deps.version)
+    app = blank_app()
     app.state.deps = deps
     return app
 
 
-def blank_app(version: str = "0") -> FastAPI:
+def blank_app() -> FastAPI:
     """The application without anything to work on: enough to describe itself.
 
     The body limit is that of `app.api.reading`, not fastapi's own, whose 413 is plain text and replaces
@@ -26,7 +26,7 @@ def blank_app(version: str = "0") -> FastAPI:
     """
     app = _Application(
         title=openapi.TITLE,
-        version=version,
+        version=openapi.CONTRACT,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

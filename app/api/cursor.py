@@ -13,6 +13,7 @@ import binascii
 import hashlib
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from urllib.parse import urlencode
@@ -21,6 +22,7 @@ from uuid import UUID
 from fastapi import Request, Response
 
 from app.api.problems import query_problem
+from app.api.values import LATEST
 from app.domain.ids import EPOCH, microseconds
 
 NO_ID = UUID(int=0)
@@ -46,11 +48,14 @@ class Mark:
 
 
 def binding_of(request: Request, owner: UUID | None) -> Binding:
-    """The binding of this request's list: its path, its owner and its query, apart from `cursor` and
-    `limit`.
-    """
-    query = sorted((name, value) for name, value in request.query_params.multi_items() if name not in _FREE)
-    text = json.dumps([str(owner), request.url.path, query])
+    """The binding of this request's list: its owner, its path and its query, apart from `cursor` and `limit`."""
+    query = [pair for pair in request.query_params.multi_items() if pair[0] not in _FREE]
+    return bind(owner, request.url.path, query)
+
+
+def bind(owner: UUID | None, path: str, query: Sequence[tuple[str, str]]) -> Binding:
+    """The order of the query's parameters does not matter."""
+    text = json.dumps([str(owner), path, sorted(query)])
     return Binding(hashlib.sha256(text.encode()).digest()[:8])
 
 
@@ -91,6 +96,7 @@ def link_next(request: Request, response: Response, cursor: str | None) -> None:
 
 
 def _instant(micros: int) -> datetime:
-    if micros < 0:
+    instant = EPOCH + timedelta(microseconds=micros)
+    if not EPOCH <= instant <= LATEST:
         raise ValueError(micros)
-    return EPOCH + timedelta(microseconds=micros)
+    return instant

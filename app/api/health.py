@@ -27,7 +27,7 @@ OK = "ok"
 async def livez(request: Request) -> JSONResponse:
     """Alive: the event loop turns and no loop hangs. Never asks the database: a restart would not mend it."""
     hung = deps_of(request).health.hung()
-    return _verdict({f"loop {name}": "hangs" for name in hung})
+    return _verdict(request, {f"loop {name}": "hangs" for name in hung})
 
 
 @router.head("/readyz", include_in_schema=False)
@@ -36,11 +36,12 @@ async def readyz(request: Request) -> JSONResponse:
     """Ready for traffic: the database answers, its schema fits, the planner plans, and no drain has begun."""
     deps = deps_of(request)
     return _verdict(
+        request,
         {
             "database": await _judge_database(deps),
             "planner": _judge_planner(deps),
             "drain": "has begun" if deps.is_draining() else OK,
-        }
+        },
     )
 
 
@@ -75,7 +76,8 @@ def _judge_planner(deps: ApiDeps) -> str:
     return OK
 
 
-def _verdict(checks: Mapping[str, str]) -> JSONResponse:
+def _verdict(request: Request, checks: Mapping[str, str]) -> JSONResponse:
     is_good = all(found == OK for found in checks.values())
-    body = {"status": OK if is_good else "unavailable", "checks": dict(checks)}
+    status = OK if is_good else "unavailable"
+    body = {"status": status, "version": deps_of(request).version, "checks": dict(checks)}
     return JSONResponse(body, 200 if is_good else 503, {"Cache-Control": "no-store"})

@@ -17,7 +17,8 @@ async def test_ready_when_everything_is_well(stranger: httpx.AsyncClient, health
     health.succeeded("planner")
     response = await stranger.get("/readyz")
     assert response.status_code == 200
-    assert response.json() == {"status": "ok", "checks": {"database": "ok", "planner": "ok", "drain": "ok"}}
+    checks = {"database": "ok", "planner": "ok", "drain": "ok"}
+    assert response.json() == {"status": "ok", "version": "9.9.9", "checks": checks}
     assert (await stranger.head("/readyz")).status_code == 200
 
 

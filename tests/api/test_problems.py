@@ -12,12 +12,10 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
-from fastapi import FastAPI, Request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.api import reading
-from app.api.app import blank_app
 from app.api.problems import KINDS
 from app.errors import CarillonError, PartitionMissing, RowRefused, StoreUnavailable
 from app.store import schedules
@@ -277,57 +275,3 @@ async def test_every_kind_of_problem_has_its_page(stranger: httpx.AsyncClient) -
         assert kind.title in page.text
         assert f"/problems/{kind.slug} " in index
     assert_problem(await stranger.get("/problems/nonsense"), 404, "not-found")
-
-
-async def test_a_caller_who_hangs_up_ends_the_query(
-    deps: Any, tenant: Tenancy, pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began = asyncio.Event()
-    ended = asyncio.Event()
-
-    async def slow(conn: Any, *_: object, **__: object) -> None:
-        began.set()
-        try:
-            await conn.execute("SELECT pg_sleep(600)")
-        finally:
-            ended.set()
-
-    monkeypatch.setattr(schedules, "get", slow)
-    app = blank_app()
-    app.state.deps = deps
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        await began.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = scope_of(f"/v1/schedules/{uuid4()}", tenant.key, app)
-    await app(scope, receive, send)
-    assert ended.is_set()
-    sleeping = (
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' AND state = 'active'"
-    )
-    assert await pool.fetchval(sleeping) == 0
-
-
-def scope_of(path: str, key: str, app: FastAPI) -> dict[str, Any]:
-    """What a server would hand to the application for GET `path`."""
-    request = Request(
-        {
-            "type": "http",
-            "method": "GET",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "scheme": "http",
-            "server": ("carillon.test", 80),
-            "client": ("127.0.0.1", 1),
-            "http_version": "1.1",
-            "headers": [(b"host", b"carillon.test"), (b"authorization", f"Bearer {key}".encode())],
-        }
-    )
-    return dict(request.scope)
