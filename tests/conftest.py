@@ -1,4 +1,4 @@
-"""Fixtures for everything that needs a database; see tests/servers.py for which one it is.
+"""Fixtures for everything that needs a database or a broker; see tests/servers.py and tests/brokers.py for which.
 
 Every test has a database of its own, a copy of a migrated one with its partitions. Session fixtures are synchronous
 and give addresses; connections belong to the test's own event loop.
@@ -11,16 +11,26 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from app.local.receiver import Receiver
 from app.store.migrations import apply_all
 from app.store.pool import Connection, Pool, close, close_pool, connect, create_pool
+from tests import brokers as broker_kinds
 from tests import frozen
+from tests.brokers import BrokerPlace, Brokers, BrokerServer, OwnBroker
 from tests.frozen import FrozenClock
 from tests.leftovers import no_children_left, no_lost_tasks
 from tests.servers import DatabaseServer, Servers, describe, main_name, names
 
 __all__ = ["no_children_left", "no_lost_tasks"]
+
+# No judgement by the clock: these machines are slow and shared. No example database: the tree may be read-only, and
+# a failure prints what repeats it.
+settings.register_profile(
+    "carillon", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("carillon")
 
 APPLICATION = "carillon tests"
 POOL_SIZE = 10
@@ -31,6 +41,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
         reporter.write_line("postgresql: " + ", ".join(describe(name) for name in _names()))
+        reporter.write_line("brokers: " + ", ".join(map(broker_kinds.describe, _broker_names())))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,6 +58,10 @@ def pytest_collection_finish() -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "each_server" in metafunc.fixturenames:
         metafunc.parametrize("each_server", _names(), indirect=True, scope="session")
+    if "broker_server" in metafunc.fixturenames:
+        metafunc.parametrize("broker_server", _broker_names(), indirect=True, scope="session")
+    if "own_broker" in metafunc.fixturenames:
+        metafunc.parametrize("own_broker", _local_broker_names(), indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -150,6 +165,49 @@ async def receiver() -> AsyncIterator[Receiver]:
     started = await Receiver.start()
     yield started
     await started.stop()
+
+
+@pytest.fixture(scope="session")
+def brokers() -> Iterator[Brokers]:
+    """The brokers of this run, each started when it is first needed."""
+    running = Brokers()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="session")
+def broker_server(request: pytest.FixtureRequest, brokers: Brokers) -> BrokerServer:
+    """Every broker in turn: the test runs once on each."""
+    return brokers.get(request.param)
+
+
+@pytest.fixture
+def broker(broker_server: BrokerServer) -> BrokerPlace:
+    """A topic and a group of this test's own, not made yet, on every broker in turn."""
+    return broker_kinds.place_on(broker_server)
+
+
+@pytest.fixture
+def own_broker(request: pytest.FixtureRequest) -> Iterator[OwnBroker]:
+    """A broker of this test's own that can be halted and resumed, of every kind in turn."""
+    with broker_kinds.start_local(request.param) as local:
+        yield OwnBroker(request.param, local)
+
+
+def _broker_names() -> list[str]:
+    try:
+        return broker_kinds.names()
+    except LookupError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _local_broker_names() -> list[str]:
+    found = broker_kinds.local_names()
+    if not found:
+        raise pytest.UsageError(
+            "tests that take a broker away need one of their own: install the extra `embedded`"
+        )
+    return found
 
 
 def _names() -> list[str]:
