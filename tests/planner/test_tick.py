@@ -311,6 +311,33 @@ async def test_a_month_that_goes_during_the_turn_costs_only_its_own_schedules(
     assert await partitions.requested(db) == [Month.of(span.end)]
 
 
+async def test_schedules_that_cannot_move_do_not_stand_at_the_head(
+    db: Connection, planner: Pool, frozen_clock: FrozenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three full batches wait for a month that has just been taken out; what is due behind them is planned."""
+    [span] = await partitions.attached_range(db)
+    now = await frozen_clock.set(span.start + 24 * HOUR)
+    gone = span.start - HOUR
+    waiting = [
+        await make.given(db, make.schedule(next_fire_at=gone, recurrence=Once(gone))) for _ in range(6)
+    ]
+    await db.execute("UPDATE schedule SET expires_after = '30 days'")
+    good = await given(db, now - HOUR, 2)
+
+    async def as_it_was(_conn: Connection) -> list[Span]:
+        return [Span(span.start - timedelta(days=28), span.end)]
+
+    monkeypatch.setattr(partitions, "attached_range", as_it_was)
+    planned = await plan(planner, batch=2)
+    assert (planned.postponed, planned.quarantined) == (6, 0)
+    assert await planned_ids(db) == {one.id for one in good}
+    assert await partitions.requested(db) == []  # what retention took out is not asked for again
+    monkeypatch.undo()
+    assert (await plan(planner)).skipped == {"too_old": 6}
+    for one in waiting:
+        assert (await make.plain(db, one))["status"] == "finished"
+
+
 async def test_what_is_older_than_the_attached_months_is_recorded_and_never_planned(
     db: Connection, planner: Pool, now: datetime
 ) -> None:

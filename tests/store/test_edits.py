@@ -19,7 +19,7 @@ from app.domain.target import Target
 from app.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
 from app.planner.tick import plan_due
 from app.settings import PlannerSettings
-from app.store import edits, schedules
+from app.store import edits, partitions, schedules
 from app.store.edits import RunCancel
 from app.store.pool import Connection, Pool, acquire, transaction
 from tests import factories_schedules as make
@@ -229,7 +229,30 @@ async def test_runs_cancelled_by_a_person_do_not_come_back_with_the_rule(
     assert await statuses(conn, one) == [(now + 2 * SECOND, "cancelled", "cancelled")]
 
 
-@pytest.mark.parametrize("state", ["leased", "attempted", "overdue", "manual"])
+async def test_a_superseded_run_comes_back_with_its_rule_only_and_not_with_another_edit(
+    conn: Connection, planner: Pool, now: datetime
+) -> None:
+    one = await make.given(conn, starting(now + 2 * SECOND, every=60))
+    await plan(planner)
+    await change(conn, one, recurrence=Cron("0 0 1 1 *", "UTC"))
+    await change(conn, one, name="other")
+    assert await statuses(conn, one) == [(now + 2 * SECOND, "cancelled", "superseded")]
+
+
+async def test_what_the_old_rule_owed_for_a_month_that_is_gone_is_recorded_and_does_not_forbid_the_edit(
+    conn: Connection, now: datetime
+) -> None:
+    [span] = await partitions.attached_range(conn)
+    at = span.start - HOUR
+    one = await make.given(
+        conn, make.schedule(next_fire_at=at, recurrence=Once(at), expires_after=timedelta(days=30))
+    )
+    await change(conn, one, recurrence=make.every(3600, now))
+    assert await make.dispositions_of(conn, one) == [(at, at, 1, "too_old")]
+    assert await make.runs_of(conn, one) == []
+
+
+@pytest.mark.parametrize("state", ["leased", "attempted", "released", "overdue", "manual"])
 async def test_a_changed_rule_leaves_alone_what_has_begun_or_is_due_or_a_persons_own(
     conn: Connection, planner: Pool, frozen_clock: FrozenClock, now: datetime, state: str
 ) -> None:
@@ -241,6 +264,8 @@ async def test_a_changed_rule_leaves_alone_what_has_begun_or_is_due_or_a_persons
             await make.lease(conn, run["id"])
         case "attempted":
             await conn.execute("UPDATE job_run SET status = 'retrying', attempt = 1")
+        case "released":
+            await conn.execute("UPDATE job_run SET attempt = 1")
         case "overdue":
             await frozen_clock.tick(2 * SECOND)
         case _:
