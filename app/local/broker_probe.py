@@ -17,7 +17,7 @@ from datetime import timedelta
 METADATA = 3
 FIND_COORDINATOR = 10
 LONGEST = 1024 * 1024
-CALL_WITHIN = timedelta(seconds=5)
+CALL_WITHIN = timedelta(seconds=2)
 
 
 def serves_groups(host: str, port: int, *, cluster: str) -> bool:
