@@ -7,10 +7,12 @@ from datetime import timedelta
 import httpx
 import pytest
 
+from app.api.app import create_probes
+from app.api.deps import ApiDeps
 from app.loops import LoopHealth
 from app.store import migrations
 from app.store.pool import Pool
-from tests.api.conftest import Switches
+from tests.api.conftest import HOST, Switches, assert_problem
 
 
 async def test_ready_when_everything_is_well(stranger: httpx.AsyncClient, health: LoopHealth) -> None:
@@ -98,3 +100,12 @@ async def test_metrics_need_no_key_and_name_no_path(stranger: httpx.AsyncClient)
     assert 'scheduler_api_requests_total{method="GET",status="401"}' in response.text
     assert "nonsense-canary" not in response.text
     assert "BREW" not in response.text
+
+
+async def test_a_replica_without_the_api_still_answers_its_probes(deps: ApiDeps) -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_probes(deps)), base_url=HOST) as client:
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 503
+        assert (await client.get("/metrics")).status_code == 200
+        for path in ("/v1/schedules", "/v1/tenants", "/openapi.json", "/docs"):
+            assert_problem(await client.get(path), 404, "not-found")
