@@ -210,6 +210,24 @@ async def test_a_batch_of_one_that_is_refused_is_set_aside(
     assert (await make.plain(db, one))["status"] == "error"
 
 
+async def test_what_was_edited_while_a_refused_batch_is_repeated_is_left_to_a_later_turn(
+    db: Connection, planner: Pool, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, edited, good = await given(db, now, 3)
+    await refuse_runs_of(db, [bad])
+    real = planning.lock_again
+
+    async def paused_before(conn: Connection, rows: Any) -> Any:
+        await db.execute("UPDATE schedule SET status = 'paused' WHERE id = $1", edited.id)
+        return await real(conn, rows)
+
+    monkeypatch.setattr(planning, "lock_again", paused_before)
+    planned = await plan(planner)
+    assert (planned.runs, planned.quarantined) == (1, 1)
+    assert await planned_ids(db) == {good.id}
+    assert (await make.plain(db, edited))["status"] == "paused"
+
+
 async def test_a_refused_schedule_that_was_edited_meanwhile_is_not_set_aside(
     db: Connection, planner: Pool, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
