@@ -100,8 +100,9 @@ class DueClaims:
 
     async def claim(self, limit: int) -> list[ClaimedRun]:
         """At most `limit` due runs, within every tenant's cap; none when nothing is due or all are at their caps."""
+        behind = self._cursor
         if boottime() >= self._sweep_at:
-            self._cursor = LEFT_END
+            behind = LEFT_END
             self._ring.rewind()
         if self._in_turns:
             await self._discover_if_time()
@@ -115,7 +116,7 @@ class DueClaims:
             self._in_turns = True
         if self._in_turns:
             return []
-        return await self._claim_oldest(within_cap)
+        return await self._claim_oldest(within_cap, behind)
 
     async def claim_hinted(self, refs: Sequence[RunRef]) -> list[ClaimedRun]:
         """Those of `refs` that are due and free, whatever their age; the caller keeps to the caps."""
@@ -135,16 +136,18 @@ class DueClaims:
             self._clock = (now, (asked_at + boottime()) / 2)
         return self._clock[0] + timedelta(seconds=boottime() - self._clock[1])
 
-    async def _claim_oldest(self, limit: int) -> list[ClaimedRun]:
+    async def _claim_oldest(self, limit: int, behind: Cursor) -> list[ClaimedRun]:
         runs = await self._lease(
             "oldest",
             lambda conn, grant: claims.claim_due(
-                conn, grant, limit=limit, behind=self._cursor, overdue_by=self._overdue_by
+                conn, grant, limit=limit, behind=behind, overdue_by=self._overdue_by
             ),
         )
         if runs:
             last = runs[-1].lease.ref
-            self._cursor = Cursor(last.fire_after, last.id)
+            place = Cursor(last.fire_after, last.id)
+            # A short claim has seen everything to its right: a sweep that found little does not set the cursor back.
+            self._cursor = place if len(runs) == limit else max(self._cursor, place)
         if len(runs) == limit:
             self._in_turns = True
         return runs

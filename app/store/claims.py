@@ -25,7 +25,7 @@ CLAIMABLE = """status IN ('pending', 'retrying')
        AND (claim_expires_at IS NULL OR claim_expires_at < now())"""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Cursor:
     """A place in the due order; a claim continues behind the last row that one *returned*, never one it skipped."""
 
