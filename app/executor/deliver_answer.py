@@ -59,10 +59,7 @@ async def read_answer(response: ClientResponse) -> Answer:
     except BaseException:
         response.close()
         raise
-    if is_whole:
-        response.release()
-    else:
-        response.close()
+    response.release()  # closes the connection where the answer has not ended
     return Answer(
         status=response.status,
         headers=_kept_headers(response),

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from aiohttp.client_proto import ResponseHandler
 
 from app.domain.address import PUBLIC_ONLY, WITH_LOOPBACK
 from app.domain.outcome import Blocked, Delivered, Outcome, Rejected, Sent, TimedOut, Unreachable
@@ -102,10 +103,17 @@ async def test_the_attempts_headers_win_over_a_targets_that_was_stored_before_th
 ) -> None:
     async with serve(answer_ok) as at:
         await send(
-            deliverer, Target("POST", at.url(), (("Webhook-Id", "forged"), ("accept-encoding", "gzip")), "x")
+            deliverer,
+            Target(
+                "POST",
+                at.url(),
+                (("webhook-id", "forged"), ("Carillon-Attempt", "9"), ("accept-encoding", "gzip")),
+                "x",
+            ),
         )
     (received,) = at.requests
     assert received.header("webhook-id") == ["0191f3c2"]
+    assert received.header("carillon-attempt") == ["1"]
     assert received.header("accept-encoding") == ["identity"]
 
 
@@ -232,28 +240,30 @@ async def test_without_our_setting_the_engine_would_send_twice(deliverer: Delive
 
 async def test_a_connection_that_spoke_while_it_was_idle_is_not_used_again(deliverer: Deliverer) -> None:
     """Servers say 408 on idle connections; it must not be taken for the answer to the next request."""
-    spoken = asyncio.Event()
+    answered = asyncio.Event()
 
     async def script(peer: Peer) -> None:
-        while await peer.request() is not None:
+        if await peer.request() is not None:
             await peer.send(answer())
+            await answered.wait()
+            answered.clear()
             await peer.send(b"HTTP/1.1 408 Request Time-out\r\nContent-Length: 0\r\n\r\n")
-            spoken.set()
+            await peer.gone()
 
     async with serve(script) as at:
-        for _ in range(2):
+        for _ in range(3):
             outcome, _ = await send(deliverer, Target("GET", at.url(), (), None))
-            assert isinstance(outcome, Delivered)
-            await spoken.wait()
-            await eventually(lambda: all_idle_have_spoken(deliverer))
-            spoken.clear()
-    assert (at.connections, len(at.requests)) == (2, 2)
+            assert isinstance(outcome, Delivered), outcome
+            assert len(idle_connections(deliverer)) == 1
+            answered.set()
+            await eventually(lambda: all(idle.should_close for idle in idle_connections(deliverer)))
+    assert (at.connections, len(at.requests)) == (3, 3)
 
 
-def all_idle_have_spoken(deliverer: Deliverer) -> bool:
+def idle_connections(deliverer: Deliverer) -> list[ResponseHandler]:
     connector = deliverer._engine.connector
     assert connector is not None
-    return all(protocol.should_close for idle in connector._conns.values() for protocol, _ in idle)
+    return [protocol for idle in connector._conns.values() for protocol, _ in idle]
 
 
 async def test_before_send_is_called_once_when_the_connection_is_there_and_nothing_has_left(
