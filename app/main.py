@@ -128,6 +128,7 @@ class Replica:
             pool=pools.main,
             health=self._health,
             policy=address_policy,
+            announce=self._claims.announce,
             is_draining=self._stops.taking.is_set,
         )
         self._pools = pools

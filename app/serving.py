@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import version
 
 import uvicorn
 
-from app.api.app import create_app
+from app.api.app import create_app, create_probes
 from app.api.deps import ApiDeps
 from app.domain.address import AddressPolicy
+from app.domain.run import RunRef
 from app.errors import ConfigError
 from app.loops import LoopHealth
 from app.settings import Role, Settings
@@ -40,17 +41,20 @@ class ApiServer:
         pool: Pool,
         health: LoopHealth,
         policy: AddressPolicy,
+        announce: Callable[[Sequence[RunRef]], Awaitable[None]],
         is_draining: Callable[[], bool],
     ) -> None:
         self._host = settings.api.host
         self._port = settings.api.port
         is_planning = Role.PLANNER in settings.roles
-        app = create_app(
+        create = create_app if Role.API in settings.roles else create_probes
+        app = create(
             ApiDeps(
                 pool=pool,
                 settings=settings.api,
                 health=health,
                 address_policy=policy,
+                announce=announce,
                 is_draining=is_draining,
                 planner_patience=max(PLANNER_PATIENCE, 10 * settings.planner.tick) if is_planning else None,
                 lookahead=settings.planner.lookahead,

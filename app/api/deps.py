@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from fastapi import Request
 
 from app.domain.address import AddressPolicy
+from app.domain.run import RunRef
 from app.loops import LoopHealth
 from app.settings import ApiSettings
 from app.store.pool import Pool
@@ -18,13 +19,14 @@ from app.store.pool import Pool
 class ApiDeps:
     """`planner_patience` is how old the planner's last success may be for this replica to count as ready;
     None where the planner does not run. `lookahead` is how far ahead runs are planned, and so shown by
-    default.
+    default. `announce` is told of runs that the API itself has made, after the commit.
     """
 
     pool: Pool
     settings: ApiSettings
     health: LoopHealth
     address_policy: AddressPolicy
+    announce: Callable[[Sequence[RunRef]], Awaitable[None]]
     is_draining: Callable[[], bool]
     planner_patience: timedelta | None
     lookahead: timedelta

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, assert_never
 from uuid import UUID
 
 from pydantic import Field
@@ -24,6 +24,7 @@ from app.domain.schedule import (
     EXPIRES_AFTER_MIN,
     NAME_LENGTH_MAX,
     REASON_LENGTH_MAX,
+    Damaged,
     Misfire,
     Overlap,
     Schedule,
@@ -148,9 +149,9 @@ class ScheduleShown(Shown):
     status: ScheduleStatus
     status_reason: str | None
     version: int = Field(description="Counts the visible changes; the ETag is this number.")
-    recurrence: RecurrenceJson
-    target: TargetJson
-    retry: RetryJson
+    recurrence: RecurrenceJson | None = Field(description="null where it cannot be understood any more.")
+    target: TargetJson | None = Field(description="null as above.")
+    retry: RetryJson | None = Field(description="null as above.")
     misfire: Misfire
     overlap: Overlap
     expires_after_seconds: float
@@ -212,16 +213,27 @@ def read_target(given: JsonObject, policy: AddressPolicy) -> Target:
     return target
 
 
-def show_schedule(schedule: Schedule) -> ScheduleShown:
+def show_schedule(schedule: Schedule | Damaged) -> ScheduleShown:
+    match schedule:
+        case Schedule():
+            reason = schedule.status_reason
+            recurrence: JsonObject | None = dict(recurrences.to_json(schedule.recurrence))
+            target: JsonObject | None = _show_target(schedule.target)
+            retry: JsonObject | None = json.loads(retries.to_json(schedule.retry))
+        case Damaged():
+            reason = schedule.problem
+            recurrence = target = retry = None
+        case _:
+            assert_never(schedule)
     return ScheduleShown(
         id=schedule.id,
         name=schedule.name,
         status=schedule.status,
-        status_reason=schedule.status_reason,
+        status_reason=reason,
         version=schedule.version,
-        recurrence=dict(recurrences.to_json(schedule.recurrence)),
-        target=_show_target(schedule.target),
-        retry=json.loads(retries.to_json(schedule.retry)),
+        recurrence=recurrence,
+        target=target,
+        retry=retry,
         misfire=schedule.misfire,
         overlap=schedule.overlap,
         expires_after_seconds=schedule.expires_after.total_seconds(),

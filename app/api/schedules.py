@@ -27,7 +27,7 @@ from app.api.models_schedule import (
 from app.api.problems import ProblemError
 from app.api.values import Paging, ScheduleIdInPath
 from app.domain.ids import ScheduleId
-from app.domain.schedule import Schedule
+from app.domain.schedule import Damaged, Schedule
 from app.errors import Conflict
 from app.store import edits, history, schedules
 from app.store.planning import database_now
@@ -166,6 +166,7 @@ async def run_schedule(
     async with transaction(deps_of(request).pool) as conn:
         ref = await edits.run_now(conn, caller.tenant_id, schedule_id)
         run = await history.get_run(conn, caller.tenant_id, ref.id)
+    await deps_of(request).announce([ref])
     response.headers["Location"] = f"/v1/runs/{ref.id}"
     return show_run(run)
 
@@ -193,7 +194,7 @@ async def list_dispositions(
     return DispositionPage(dispositions=[show_disposition(one) for one in page], next_cursor=following)
 
 
-def _tagged(schedule: Schedule, response: Response) -> ScheduleShown:
+def _tagged(schedule: Schedule | Damaged, response: Response) -> ScheduleShown:
     response.headers["ETag"] = f'"{schedule.version}"'
     return show_schedule(schedule)
 

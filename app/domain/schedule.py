@@ -96,6 +96,26 @@ class Schedule:
     updated_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A stored schedule whose rule, target or policy cannot be understood (any more). It can be seen and deleted;
+    the planner sets it aside.
+    """
+
+    id: ScheduleId
+    name: str
+    status: ScheduleStatus
+    version: int
+    problem: str
+    misfire: Misfire
+    overlap: Overlap
+    expires_after: timedelta
+    next_fire_at: datetime | None
+    last_fire_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+
 def new_schedule(
     schedule: ScheduleId,
     tenant: TenantId,

@@ -21,7 +21,7 @@ from app.domain.plan import Limits
 from app.domain.recurrence import next_fire, validate
 from app.domain.run import RunRef
 from app.domain.schedule import Schedule, ScheduleChange, ScheduleStatus, SkipReason, changed, checked_reason
-from app.errors import Conflict, NotFound, StoreError
+from app.errors import Conflict, NotFound
 from app.store import open_runs, past
 from app.store.pool import Connection
 from app.store.schedules import COLUMNS, schedule_of, stored
@@ -31,7 +31,7 @@ LOCK = f"""SELECT now(), {COLUMNS}
  WHERE id = $2
    AND tenant_id = $1
    AND status <> 'deleted'
-   FOR UPDATE"""  # noqa: S608  # a constant list of columns
+   FOR UPDATE"""
 
 
 async def _lock(conn: Connection, tenant: TenantId, schedule: UUID) -> tuple[datetime, tuple[Any, ...]]:
@@ -212,7 +212,7 @@ async def delete(
 async def _leave_for_good(conn: Connection, row: tuple[Any, ...], now: datetime) -> None:
     try:
         old = schedule_of(row)
-    except StoreError:  # nobody can tell any more what it owes
+    except Conflict:  # nobody can tell any more what it owes
         return
     is_active = old.status is ScheduleStatus.ACTIVE
     reason = SkipReason.SCHEDULE_DELETED if is_active else _idle_reason(old.status)

@@ -175,7 +175,7 @@ SELECT page.*, sending.sent_at
          LIMIT $8
        ) AS page{_FIRST_SENDING}
  ORDER BY page.scheduled_for DESC, page.id DESC
-"""  # noqa: S608 (constants of this file)
+"""
 
 # The same along one schedule: the guard's index (schedule_id, scheduled_for), where an instant has one run
 # at most. That the schedule is the tenant's is asked of the schedule, once: with both in one condition, the
@@ -202,7 +202,7 @@ SELECT page.*, sending.sent_at
          LIMIT $8
        ) AS page{_FIRST_SENDING}
  ORDER BY page.scheduled_for DESC
-"""  # noqa: S608 (constants of this file)
+"""
 
 
 async def list_runs(
@@ -245,7 +245,7 @@ SELECT page.*, sending.sent_at
           FROM job_run AS run
          WHERE run.tenant_id = $1 AND run.id = $2 AND run.scheduled_for >= $3 AND run.scheduled_for < $4
        ) AS page{_FIRST_SENDING}
-"""  # noqa: S608 (constants of this file)
+"""
 
 
 async def get_run(conn: Connection, tenant: TenantId, run_id: UUID) -> RunRecord:

@@ -14,8 +14,8 @@ from app.domain import recurrence as recurrences
 from app.domain import retry as retries
 from app.domain import target as targets
 from app.domain.ids import ScheduleId, TenantId
-from app.domain.schedule import Misfire, Overlap, Schedule, ScheduleStatus
-from app.errors import InvalidInput, NotFound, StoreError
+from app.domain.schedule import Damaged, Misfire, Overlap, Schedule, ScheduleStatus
+from app.errors import Conflict, InvalidInput, NotFound
 from app.store.pool import Connection
 
 COLUMNS: Final = """id, tenant_id, name, status, status_reason, version,
@@ -43,15 +43,15 @@ GET = f"""SELECT {COLUMNS}
   FROM schedule
  WHERE id = $2
    AND tenant_id = $1
-   AND status <> 'deleted'"""  # noqa: S608  # a constant list of columns
+   AND status <> 'deleted'"""
 
 
-async def get(conn: Connection, tenant: TenantId, schedule: UUID) -> Schedule:
-    """The tenant's schedule. Raises NotFound; StoreError when the stored row cannot be understood."""
+async def get(conn: Connection, tenant: TenantId, schedule: UUID) -> Schedule | Damaged:
+    """The tenant's schedule. Raises NotFound."""
     row = await conn.fetchrow(GET, tenant, schedule)
     if row is None:
         raise NotFound
-    return schedule_of(tuple(row))
+    return _seen(tuple(row))
 
 
 NEWEST: Final = (datetime(9999, 12, 31, tzinfo=UTC), UUID(int=2**128 - 1))
@@ -63,7 +63,7 @@ LIST_PAGE = f"""SELECT {COLUMNS}
    AND status <> 'deleted'
    AND ($4::text IS NULL OR status = $4)
  ORDER BY created_at DESC, id DESC
- LIMIT $5"""  # noqa: S608  # a constant list of columns
+ LIMIT $5"""
 
 
 async def list_page(
@@ -73,10 +73,10 @@ async def list_page(
     status: ScheduleStatus | None = None,
     after: tuple[datetime, UUID] | None = None,
     limit: int,
-) -> list[Schedule]:
+) -> list[Schedule | Damaged]:
     """At most `limit` schedules, newest first, behind `after`: (created_at, id) of the last one seen."""
     rows = await conn.fetch(LIST_PAGE, tenant, *(after or NEWEST), status, limit)
-    return [schedule_of(tuple(row)) for row in rows]
+    return [_seen(tuple(row)) for row in rows]
 
 
 def stored(schedule: Schedule) -> tuple[object, ...]:
@@ -102,8 +102,8 @@ def stored(schedule: Schedule) -> tuple[object, ...]:
 
 
 def schedule_of(row: tuple[Any, ...]) -> Schedule:
-    """The schedule of a row of `COLUMNS`. Raises StoreError naming the schedule for JSON that cannot be
-    understood.
+    """The schedule of a row of `COLUMNS`. Raises Conflict for JSON that cannot be understood: such a schedule can only
+    be deleted.
     """
     (key, tenant, name, status, status_reason, version, recurrence, target, retry, misfire, overlap) = row[
         :11
@@ -129,4 +129,26 @@ def schedule_of(row: tuple[Any, ...]) -> Schedule:
             updated_at=updated_at,
         )
     except (InvalidInput, ValueError, KeyError, TypeError) as error:  # the three readers' refusals
-        raise StoreError(f"the stored schedule {key} cannot be understood: {error}") from error
+        raise Conflict(
+            f"the schedule cannot be understood any more and can only be deleted: {error}"
+        ) from error
+
+
+def _seen(row: tuple[Any, ...]) -> Schedule | Damaged:
+    try:
+        return schedule_of(row)
+    except Conflict as error:
+        return Damaged(
+            id=ScheduleId(row[0]),
+            name=row[2],
+            status=ScheduleStatus(row[3]),
+            version=row[5],
+            problem=str(error),
+            misfire=Misfire(row[9]),
+            overlap=Overlap(row[10]),
+            expires_after=row[11],
+            next_fire_at=row[12],
+            last_fire_at=row[13],
+            created_at=row[14],
+            updated_at=row[15],
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -20,6 +20,7 @@ from app.domain import api_key
 from app.domain.address import AddressPolicy
 from app.domain.api_key import Scope
 from app.domain.ids import TenantId
+from app.domain.run import RunRef
 from app.loops import LoopHealth
 from app.settings import ApiSettings
 from app.store import keys, tenants
@@ -35,6 +36,10 @@ class Switches:
 
     is_draining: bool = False
     now: float = 0.0
+    announced: list[RunRef] = field(default_factory=list)
+
+    async def announce(self, runs: Sequence[RunRef]) -> None:
+        self.announced.extend(runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ def deps(pool: Pool, switches: Switches, health: LoopHealth) -> ApiDeps:
         settings=ApiSettings(admin_key=SecretStr(ADMIN_KEY), max_body_bytes=65_536),
         health=health,
         address_policy=AddressPolicy(),
+        announce=switches.announce,
         is_draining=lambda: switches.is_draining,
         planner_patience=timedelta(seconds=30),
         lookahead=timedelta(seconds=5),

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from app.store.pool import Pool
-from tests.api.conftest import Tenancy, assert_problem, created, schedule_body
+from app.store.pool import Pool, acquire
+from tests.api.conftest import Switches, Tenancy, assert_problem, created, schedule_body
 
 
 async def test_a_created_schedule_is_active_and_reads_back_the_same(tenant: Tenancy) -> None:
@@ -98,7 +98,9 @@ async def test_pause_resume_and_their_reason(tenant: Tenancy) -> None:
     assert (bare.status_code, bare.json()["status"]) == (200, "paused")
 
 
-async def test_run_now_answers_with_the_run_and_where_it_is(tenant: Tenancy) -> None:
+async def test_run_now_answers_with_the_run_and_where_it_is_and_announces_it(
+    tenant: Tenancy, switches: Switches
+) -> None:
     made = await created(tenant)
     started = await tenant.client.post(f"/v1/schedules/{made['id']}/run")
 
@@ -108,6 +110,24 @@ async def test_run_now_answers_with_the_run_and_where_it_is(tenant: Tenancy) -> 
     found = await tenant.client.get(started.headers["location"])
     assert found.json()["id"] == run["id"]
     assert found.json()["attempts"] == []
+    assert [str(ref.id) for ref in switches.announced] == [run["id"]]
+
+
+async def test_a_schedule_that_cannot_be_understood_is_listed_with_its_problem(
+    tenant: Tenancy, pool: Pool
+) -> None:
+    made = await created(tenant)
+    async with acquire(pool) as conn:
+        await conn.execute('UPDATE schedule SET recurrence = \'{"kind": "moon"}\' WHERE id = $1', made["id"])
+
+    listed = (await tenant.client.get("/v1/schedules")).json()["schedules"]
+    one = (await tenant.client.get(f"/v1/schedules/{made['id']}")).json()
+    assert listed == [one]
+    assert (one["name"], one["recurrence"], one["target"]) == (made["name"], None, None)
+    assert "cannot be understood" in one["status_reason"]
+    paused = await tenant.client.post(f"/v1/schedules/{made['id']}/pause")
+    assert paused.status_code == 409
+    assert (await tenant.client.delete(f"/v1/schedules/{made['id']}")).status_code == 204
 
 
 async def test_a_deleted_schedule_is_gone_but_its_runs_stay(tenant: Tenancy) -> None:

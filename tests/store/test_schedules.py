@@ -9,9 +9,9 @@ import pytest
 from app.domain.ids import ScheduleId
 from app.domain.recurrence import Cron, Every, Once, Recurrence
 from app.domain.retry import RetryPolicy
-from app.domain.schedule import Misfire, Overlap, ScheduleStatus
+from app.domain.schedule import Damaged, Misfire, Overlap, ScheduleStatus
 from app.domain.target import Target
-from app.errors import Conflict, NotFound, StoreError
+from app.errors import Conflict, NotFound
 from app.store import edits, schedules
 from app.store.pool import Connection, translated
 from tests import factories_schedules as make
@@ -112,13 +112,17 @@ async def test_a_page_can_be_of_one_status(db: Connection) -> None:
 
 
 @pytest.mark.parametrize("column", ["recurrence", "target", "retry"])
-async def test_a_row_that_cannot_be_understood_is_named_and_can_be_deleted(
+async def test_a_row_that_cannot_be_understood_is_seen_and_can_be_deleted(
     db: Connection, column: str
 ) -> None:
     one = await make.given(db, make.schedule(next_fire_at=make.EPOCH))
     await make.alter(db, one, {column: '{"kind": "moon"}'})
-    with pytest.raises(StoreError, match=str(one.id)):
-        await schedules.get(db, one.tenant_id, one.id)
+    seen = await schedules.get(db, one.tenant_id, one.id)
+    assert isinstance(seen, Damaged)
+    assert (seen.id, seen.name) == (one.id, one.name)
+    assert await schedules.list_page(db, one.tenant_id, limit=10) == [seen]
+    with pytest.raises(Conflict, match="can only be deleted"):
+        await edits.pause(db, one.tenant_id, one.id)
     await edits.delete(db, one.tenant_id, one.id)
     assert (await make.plain(db, one))["status"] == "deleted"
 
