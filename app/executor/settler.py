@@ -105,7 +105,7 @@ class Settler:
         """Write settlements of one kind in one statement, which is one transaction."""
         items = [pending.item for pending in members]
         pause = REPEAT_FIRST
-        is_unsure = False
+        is_unsure = is_fault_repeated = False
         written: set[Key] = set()
         while True:
             try:
@@ -120,26 +120,32 @@ class Settler:
                 logger.warning("settle.unavailable", extra={"runs": len(items), "error": str(error)})
                 await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
                 pause = min(2 * pause, REPEAT_CAP)
-            except Exception as error:  # noqa: BLE001 whatever refuses a group must not stop the settler
+            except StoreError as error:
                 await self._divide(settlement, members, error)
                 return
+            except Exception as error:
+                # A fault of ours, and it must not stop the settler; but it may have passed, and an answer is in hand.
+                if is_fault_repeated:
+                    await self._divide(settlement, members, error)
+                    return
+                logger.exception("settle.fault", extra={"runs": len(items)})
+                is_unsure = is_fault_repeated = True
         for pending in members:
             self._acknowledge(pending, is_written=key_of(pending.item.lease) in written)
 
     async def _divide(self, settlement: type, members: Sequence[_Pending], error: Exception) -> None:
         """A refused group: look for the bad row in halves; alone, it gets the minimal write."""
-        metrics.SETTLE_REFUSED.inc()
         if len(members) > 1:
             middle = len(members) // 2
             await self._write_alike(settlement, members[:middle])
             await self._write_alike(settlement, members[middle:])
             return
         pending = members[0]
+        metrics.SETTLE_REFUSED.inc()
         reason = Reason.SETTLEMENT_REFUSED if isinstance(error, StoreError) else Reason.INTERNAL_ERROR
         logger.error(
             "settle.refused",
             extra={"run_id": str(pending.item.lease.ref.id), "error": str(error), "reason": reason.value},
-            exc_info=None if isinstance(error, StoreError) else error,
         )
         self._acknowledge(pending, is_written=await self._mark_failed(pending.item, reason))
 

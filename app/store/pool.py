@@ -192,7 +192,8 @@ def translated() -> Iterator[None]:
         if not _is_connection_gone(error):
             raise
         raise StoreUnavailable(f"the database connection is gone: {error}") from error
-    except (asyncpg.ProtocolError, asyncpg.OutdatedSchemaCacheError) as error:
+    except asyncpg.InternalClientError as error:
+        # Also what a session says that the server ended a moment ago, before its connection is seen to be closed.
         raise StoreUnavailable(f"the database connection is out of step: {error}") from error
     except TimeoutError as error:
         raise StoreUnavailable("the database did not answer in time") from error
