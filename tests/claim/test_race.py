@@ -236,15 +236,10 @@ async def test_no_interleaving_steals_a_live_lease_or_touches_what_has_ended(
             await close(conn)
     await _assert_nothing_was_stolen(db, ledger)
     await _assert_attempts_are_dense(db)
-    assert ledger.claimed > 3 * len(refs)
-    assert ledger.refused  # or nothing was raced at all
-    print(
-        ledger.claimed,
-        len(ledger.refused),
-        await db.fetchval("select count(*) from moved where old_token<>new_token"),
-        await db.fetchval("select count(*) from moved where was_expired and new_token is null"),
-        await db.fetch("select status,count(*) from job_run group by 1"),
-    )
+    # Or nothing was raced at all:
+    assert ledger.claimed > 2 * len(refs)
+    assert ledger.refused
+    assert await db.fetchval("SELECT count(*) FROM moved WHERE old_token <> new_token") > 0
 
 
 async def _assert_nothing_was_stolen(db: Connection, ledger: Ledger) -> None:
