@@ -1,5 +1,7 @@
 """All checks in one command: `python -m tests.check`. Every one runs, also after one that failed."""
 
+# ruff: noqa: T201 - what it prints is what it is for
+
 from __future__ import annotations
 
 import subprocess
@@ -26,10 +28,8 @@ def main() -> int:
         print(f"== {name}", flush=True)
         begun = time.monotonic()
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
-        print(
-            f"== {name}: {'passed' if code == 0 else f'FAILED ({code})'}, {time.monotonic() - begun:.0f} s\n",
-            flush=True,
-        )
+        result = "passed" if code == 0 else f"FAILED ({code})"
+        print(f"== {name}: {result}, {time.monotonic() - begun:.0f} s\n", flush=True)
         if code != 0:
             failed.append(name)
     print(f"failed: {', '.join(failed)}" if failed else "all checks passed", flush=True)
