@@ -23,6 +23,8 @@ class TcpProxy:
         """While set, the next answer is not passed on; its connection is cut instead, and this is cleared."""
         self.lost = 0
         """How many answers were lost."""
+        self.refused = 0
+        """How many connections were not taken."""
 
     @property
     def port(self) -> int:
@@ -58,6 +60,7 @@ class TcpProxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if self.is_away:
+            self.refused += 1
             writer.transport.abort()
             return
         with contextlib.suppress(OSError):
