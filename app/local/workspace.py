@@ -29,12 +29,15 @@ def open_workspace(parent: Path | None = None) -> Workspace:
     sweep(parent)
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # swept by another process before we had it
+            continue
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_still(path, lock):
-            path.chmod(0o755)
+            path.chmod(0o755)  # the server may run as another user than we
             return Workspace(path=path, lock=lock)
-        os.close(lock)  # swept between mkdtemp and flock
+        os.close(lock)  # swept between open and flock
 
 
 def close_workspace(workspace: Workspace) -> None:

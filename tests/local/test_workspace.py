@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +51,27 @@ def test_a_workspace_of_another_live_process_is_left_alone_and_removed_after_its
         assert path.exists()
     sweep()
     assert not path.exists()
+
+
+@pytest.mark.parametrize("moment", ["open", "flock"])
+def test_a_new_folder_swept_before_it_was_locked_is_made_anew(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, name = {"open": (os, "open"), "flock": (fcntl, "flock")}[moment]
+    call = getattr(place, name)
+    swept: list[Path] = []
+
+    def sweep_first(*arguments: Any) -> Any:
+        if not swept:
+            swept.extend(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+            swept[0].rmdir()
+        return call(*arguments)
+
+    monkeypatch.setattr(place, name, sweep_first)
+    workspace = open_workspace()
+    assert workspace.path.is_dir()
+    assert not swept[0].exists()
+    close_workspace(workspace)
 
 
 def test_only_folders_of_ours_are_swept(tmp_path: Path) -> None:
