@@ -106,7 +106,7 @@ def _interrupted(
         "cancelled while it was sent" if hold.standing is Standing.CANCELLING else "the replica is stopping",
         is_maybe_delivered=flight.is_sent,
     )
-    evidence = _evidence(run, order, desk, outcome, None, started_at) if flight.is_sent else None
+    evidence = _evidence(run, order, desk, outcome, flight.sent, started_at) if flight.is_sent else None
     if evidence is not None:
         metrics.ATTEMPTS.labels(outcome=name_of(outcome)).inc()
     match hold.standing:
