@@ -57,7 +57,9 @@ async def attempt_run(run: ClaimedRun, order: Order | None, desk: Desk) -> None:
 
 def _unusable(order: Order | None) -> Settlement | None:
     if order is not None and order.target is None:
-        logger.error("order.unusable", extra={"schedule_id": str(order.schedule_id), "problem": order.problem})
+        logger.error(
+            "order.unusable", extra={"schedule_id": str(order.schedule_id), "problem": order.problem}
+        )
         return Fail(Reason.TARGET_UNUSABLE)
     return None
 
