@@ -21,7 +21,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import (
     KafkaConnectionError,
     KafkaError,
-    SaslAuthenticationError,
+    SaslAuthenticationFailed,
     TopicAuthorizationFailedError,
     UnsupportedVersionError,
     for_code,
@@ -302,7 +302,7 @@ class _asked:  # noqa: N801 reads as a statement
         except TimeoutError:
             raise TopicUnavailable(f"{self._what}: the broker did not answer in time") from None
         match error:
-            case SaslAuthenticationError() | TopicAuthorizationFailedError():
+            case SaslAuthenticationFailed() | TopicAuthorizationFailedError():
                 raise ConfigError(
                     f"SCHEDULER_KAFKA_*: the broker refuses us ({type(error).__name__})"
                 ) from None
