@@ -13,6 +13,7 @@ import uvicorn
 from app.api.app import create_app, create_probes
 from app.api.deps import ApiDeps
 from app.domain.address import AddressPolicy
+from app.domain.plan import Limits
 from app.domain.run import RunRef
 from app.errors import ConfigError
 from app.loops import LoopHealth
@@ -58,6 +59,7 @@ class ApiServer:
                 is_draining=is_draining,
                 planner_patience=max(PLANNER_PATIENCE, 10 * settings.planner.tick) if is_planning else None,
                 lookahead=settings.planner.lookahead,
+                limits=Limits(misfire_grace=settings.planner.misfire_grace),
                 version=version("carillon"),
             )
         )

@@ -9,6 +9,7 @@ from datetime import timedelta
 from fastapi import Request
 
 from app.domain.address import AddressPolicy
+from app.domain.plan import Limits
 from app.domain.run import RunRef
 from app.loops import LoopHealth
 from app.settings import ApiSettings
@@ -19,7 +20,8 @@ from app.store.pool import Pool
 class ApiDeps:
     """`planner_patience` is how old the planner's last success may be for this replica to count as ready;
     None where the planner does not run. `lookahead` is how far ahead runs are planned, and so shown by
-    default. `announce` is told of runs that the API itself has made, after the commit.
+    default. `limits` are those by which an edit
+    plans what was due before it. `announce` is told of runs that the API itself has made, after the commit.
     """
 
     pool: Pool
@@ -30,6 +32,7 @@ class ApiDeps:
     is_draining: Callable[[], bool]
     planner_patience: timedelta | None
     lookahead: timedelta
+    limits: Limits
     version: str
 
 

@@ -106,15 +106,16 @@ class ScheduleChangeBody(Body):
     overlap: Overlap = Field(default_factory=_absent)
     expires_after_seconds: Seconds = Field(default_factory=_absent)
 
-    def to_change(self, *, now: datetime, policy: AddressPolicy) -> ScheduleChange:
-        """What is asked for. Raises ProblemError naming every faulty part."""
+    def to_change(self, old: Schedule | Damaged, *, now: datetime, policy: AddressPolicy) -> ScheduleChange:
+        """What is asked for of `old`. Raises ProblemError naming every faulty part."""
         given = self.model_fields_set
         faults = Faults()
         if "name" in given:
             faults.of(lambda: checked_name(self.name))
         recurrence = target = retry = expires_after = None
         if "recurrence" in given:
-            recurrence = faults.of(lambda: recurrences.parse(self.recurrence, now=now))
+            rule = old.recurrence if isinstance(old, Schedule) else None
+            recurrence = faults.of(lambda: recurrences.parse(self.recurrence, now=now, old=rule))
         if "target" in given:
             target = faults.of(lambda: read_target(self.target, policy))
         if "retry" in given:

@@ -110,10 +110,11 @@ async def change_schedule(
     deps = deps_of(request)
     expected = _version(if_match)
     async with transaction(deps.pool) as conn:
-        change = body.to_change(now=await database_now(conn), policy=deps.address_policy)
+        old = await schedules.get(conn, caller.tenant_id, schedule_id)
+        change = body.to_change(old, now=await database_now(conn), policy=deps.address_policy)
         try:
             schedule = await edits.update(
-                conn, caller.tenant_id, schedule_id, change, expected_version=expected
+                conn, caller.tenant_id, schedule_id, change, expected_version=expected, limits=deps.limits
             )
         except Conflict as error:
             raise _mismatch(error, if_match) from None
@@ -144,7 +145,11 @@ async def pause_schedule(
     """Stop firing until resumed. Pausing a paused schedule changes nothing."""
     async with transaction(deps_of(request).pool) as conn:
         schedule = await edits.pause(
-            conn, caller.tenant_id, schedule_id, reason=body.reason if body else None
+            conn,
+            caller.tenant_id,
+            schedule_id,
+            reason=body.reason if body else None,
+            limits=deps_of(request).limits,
         )
     return _tagged(schedule, response)
 

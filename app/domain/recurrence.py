@@ -152,11 +152,12 @@ def from_json(text: str) -> Recurrence:
     return _reader(data).read(data)
 
 
-def parse(data: Mapping[str, object], *, now: datetime) -> Recurrence:
+def parse(data: Mapping[str, object], *, now: datetime, old: Recurrence | None = None) -> Recurrence:
     """What a person wrote, checked strictly: wrong, missing and misplaced keys are refused by name.
 
-    `timezone` may be left out (UTC), and so may `anchor` (`now`, cut to the millisecond); None counts as left
-    out. Whether it ever fires is `validate`'s question. Raises InvalidInput.
+    `timezone` may be left out (UTC), and so may `anchor`: it is that of `old` where that is the same interval (so
+    that sending it again moves nothing), else `now`, cut to the millisecond. None counts as left out. Whether it
+    ever fires is `validate`'s question. Raises InvalidInput.
     """
     if not isinstance(data, Mapping):
         raise InvalidInput("recurrence", "must be an object")
@@ -171,6 +172,8 @@ def parse(data: Mapping[str, object], *, now: datetime) -> Recurrence:
     recurrence = reader.read({"timezone": "UTC", "anchor": anchor, **given})
     if isinstance(recurrence, Cron):
         cron.check(recurrence.expression, recurrence.timezone)
+    if isinstance(recurrence, Every) and "anchor" not in given and isinstance(old, Every):
+        return old if old.interval == recurrence.interval else recurrence
     return recurrence
 
 

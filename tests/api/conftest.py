@@ -20,6 +20,7 @@ from app.domain import api_key
 from app.domain.address import AddressPolicy
 from app.domain.api_key import Scope
 from app.domain.ids import TenantId
+from app.domain.plan import Limits
 from app.domain.run import RunRef
 from app.loops import LoopHealth
 from app.settings import ApiSettings
@@ -72,6 +73,7 @@ def deps(pool: Pool, switches: Switches, health: LoopHealth) -> ApiDeps:
         is_draining=lambda: switches.is_draining,
         planner_patience=timedelta(seconds=30),
         lookahead=timedelta(seconds=5),
+        limits=Limits(),
         version="9.9.9",
     )
 

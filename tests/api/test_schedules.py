@@ -130,6 +130,17 @@ async def test_a_schedule_that_cannot_be_understood_is_listed_with_its_problem(
     assert (await tenant.client.delete(f"/v1/schedules/{made['id']}")).status_code == 204
 
 
+async def test_sending_the_same_interval_again_does_not_move_its_phase(tenant: Tenancy) -> None:
+    rule = {"kind": "every", "every_seconds": 3600}
+    made = await created(tenant, recurrence=rule)
+    same = await tenant.client.patch(f"/v1/schedules/{made['id']}", json={"recurrence": rule})
+    assert same.json() == made
+
+    other = {"kind": "every", "every_seconds": 1800}
+    moved = await tenant.client.patch(f"/v1/schedules/{made['id']}", json={"recurrence": other})
+    assert moved.json()["recurrence"]["anchor"] > made["recurrence"]["anchor"]
+
+
 async def test_a_deleted_schedule_is_gone_but_its_runs_stay(tenant: Tenancy) -> None:
     made = await created(tenant)
     path = f"/v1/schedules/{made['id']}"
