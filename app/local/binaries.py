@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from app.errors import ConfigError
@@ -22,6 +23,8 @@ DEBIAN = Path("/usr/lib/postgresql")
 OLDEST_MAJOR = 15
 FIXED_ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 """The whole environment of every PostgreSQL program: no PG* variable, locale or time zone of ours leaks in."""
+
+INTERRUPT_LIMIT = timedelta(seconds=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +148,36 @@ def run_program(
 
     Raises OSError or subprocess.SubprocessError when it cannot be started as that user.
     """
-    return subprocess.run(
-        [os.fspath(part) for part in argv],
-        input=text.encode(),
+    command = [os.fspath(part) for part in argv]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        check=False,
         cwd="/",  # ours may be a folder that user cannot enter
         env=FIXED_ENVIRONMENT,
         user=user.uid if user else None,
         group=user.gid if user else None,
         extra_groups=[] if user else None,
     )
+    with process:
+        try:
+            output, _ = process.communicate(text.encode())
+        except BaseException:
+            _interrupt(process)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """End a program when we are to end ourselves.
+
+    Asked to, initdb ends after its own children and removes what it has made; killed, it leaves them behind, and
+    they go on writing into a folder that we are about to remove.
+    """
+    process.terminate()
+    try:
+        process.wait(INTERRUPT_LIMIT.total_seconds())
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
