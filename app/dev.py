@@ -11,10 +11,8 @@ import contextlib
 import json
 import os
 import secrets
-import signal
-import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +21,8 @@ from typing import Any
 import httpx
 
 from app.errors import CarillonError
+from app.local.departure import Departure
+from app.local.ports import reserve_port
 from app.local.postgres import EmbeddedPostgres
 from app.local.processes import Child, log_tail, spawn, stop_all, wait_ended, wait_for_line
 from app.local.workspace import close_workspace, open_workspace
@@ -56,29 +56,37 @@ class Demo:
 
 def run(options: Options) -> int:
     """Run until Ctrl-C, SIGTERM or the end of a child; the exit code. Main thread only."""
+    children: list[Child] = []
+    departure = Departure(children)
+    departure.listen()
     with contextlib.ExitStack() as stack:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _leave)
         try:
             _say("starting PostgreSQL …")
             postgres = stack.enter_context(EmbeddedPostgres.start(options.data_dir))
             workspace = open_workspace()
             stack.callback(close_workspace, workspace)
-            children: list[Child] = []
             stack.callback(lambda: stop_all(children, grace=STOP_GRACE))
-            return asyncio.run(_run(options, postgres, workspace.path, children))
-        except KeyboardInterrupt:
+            place = Place(postgres, workspace.path, _reserve_ports(options, stack))
+            return asyncio.run(departure.watch(_run(options, place, children)))
+        except (KeyboardInterrupt, asyncio.CancelledError, CarillonError):
+            # Also whatever the same Ctrl-C has broken: initdb, for one, is in our terminal's foreground.
+            if not departure.is_asked:
+                raise
             _say("stopping …")
             return 0
 
 
-def _leave(_number: int, _frame: object) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where everything is: the server, the folder of logs, and the replicas' ports."""
+
+    postgres: EmbeddedPostgres
+    folder: Path
+    ports: Sequence[int]
 
 
-async def _run(options: Options, postgres: EmbeddedPostgres, folder: Path, children: list[Child]) -> int:
+async def _run(options: Options, place: Place, children: list[Child]) -> int:
+    postgres, folder, ports = place.postgres, place.folder, place.ports
     applied = await migrations.apply_all(postgres.dsn)
     _say(f"PostgreSQL {postgres.version} is up, {len(applied)} migrations applied")
     receiver = spawn(
@@ -89,12 +97,11 @@ async def _run(options: Options, postgres: EmbeddedPostgres, folder: Path, child
     children.append(receiver)
     echo = await wait_for_line(receiver, "listening ", within=READY_WITHIN)
     admin_key = secrets.token_urlsafe(32)
-    ports = _ports(options)
     for number, port in enumerate(ports, start=1):
         children.append(_spawn_replica(number, port, postgres.dsn, admin_key, options, folder))
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     async with httpx.AsyncClient(base_url=urls[0], trust_env=False, timeout=10) as client:
-        await _all_ready(client, urls, children)
+        await _all_ready(client, dict(zip(urls, children[1:], strict=True)))
         demo = await _demo(client, admin_key, options)
         client.headers["authorization"] = f"Bearer {demo.key}"
         samples = await _samples(client, echo)
@@ -123,21 +130,30 @@ def _spawn_replica(number: int, port: int, dsn: str, admin_key: str, options: Op
     )
 
 
-async def _all_ready(client: httpx.AsyncClient, urls: Sequence[str], children: Sequence[Child]) -> None:
+async def _all_ready(client: httpx.AsyncClient, replicas: Mapping[str, Child]) -> None:
     """Wait for every replica's /readyz. Raises CarillonError, with the end of a log, when one does not come up."""
     deadline = asyncio.get_running_loop().time() + READY_WITHIN.total_seconds()
-    for url in urls:
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if (await client.get(f"{url}/readyz")).status_code == httpx.codes.OK:
-                    break
-            for child in children:
+    for url, replica in replicas.items():
+        # Its own word first: whatever else may have taken its port meanwhile answers too.
+        while not (_says_ready(replica) and await _is_ready(client, url)):
+            for child in replicas.values():
                 if (code := child.process.poll()) is not None:
                     raise CarillonError(f"a replica ended with code {code}:\n{log_tail(child.log_path)}")
             if asyncio.get_running_loop().time() > deadline:
-                tails = "\n".join(log_tail(child.log_path) for child in children)
+                tails = "\n".join(log_tail(child.log_path) for child in replicas.values())
                 raise CarillonError(f"{url} is not ready after {READY_WITHIN.total_seconds():g} s:\n{tails}")
             await asyncio.sleep(0.05)
+
+
+def _says_ready(replica: Child) -> bool:
+    return " replica.ready " in replica.log_path.read_text(encoding="utf-8", errors="replace")
+
+
+async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(f"{url}/readyz")).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
 
 
 async def _demo(client: httpx.AsyncClient, admin_key: str, options: Options) -> Demo:
@@ -185,16 +201,18 @@ async def _samples(client: httpx.AsyncClient, echo: str) -> dict[str, str]:
 async def _report_first_runs(client: httpx.AsyncClient, samples: dict[str, str]) -> None:
     """Say when each sample's first run has succeeded: the proof that it works."""
     waiting = dict(samples)
-    async with asyncio.timeout(FIRST_RUNS_WITHIN.total_seconds()):
-        while waiting:
-            for name, schedule_id in list(waiting.items()):
-                runs = await _call(
-                    client, "GET", f"/v1/runs?schedule_id={schedule_id}&status=succeeded&limit=1", None
-                )
-                for run in runs["runs"]:
-                    _say(f"delivered: '{name}', planned for {run['scheduled_for']}, run {run['id']}")
-                    del waiting[name]
-            await asyncio.sleep(0.5)
+    try:
+        async with asyncio.timeout(FIRST_RUNS_WITHIN.total_seconds()):
+            while waiting:
+                for name, schedule_id in list(waiting.items()):
+                    query = f"schedule_id={schedule_id}&status=succeeded&limit=1"
+                    for run in (await _call(client, "GET", f"/v1/runs?{query}", None))["runs"]:
+                        _say(f"delivered: '{name}', planned for {run['scheduled_for']}, run {run['id']}")
+                        del waiting[name]
+                await asyncio.sleep(0.5)
+    except (TimeoutError, CarillonError, httpx.HTTPError):
+        names = ", ".join(f"'{name}'" for name in waiting)
+        _say(f"not seen to be delivered yet: {names}; GET /v1/runs shows what became of it")
 
 
 async def _call(client: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None) -> Any:
@@ -221,17 +239,16 @@ def _plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.upper().startswith("SCHEDULER_")}
 
 
-def _ports(options: Options) -> list[int]:
-    """Replica 1 on the wanted port or, where that is taken, on a free one like the others."""
+def _reserve_ports(options: Options, held: contextlib.ExitStack) -> list[int]:
+    """Replica 1 on the wanted port or, where that is taken, on a free one like the others; ours until `held` closes."""
     ports: list[int] = []
-    with contextlib.ExitStack() as held:
-        for wanted in [options.port] + [0] * (options.replicas - 1):
-            try:
-                taken = held.enter_context(socket.create_server(("127.0.0.1", wanted)))
-            except OSError:
-                _say(f"port {wanted} is taken, using another")
-                taken = held.enter_context(socket.create_server(("127.0.0.1", 0)))
-            ports.append(taken.getsockname()[1])
+    for wanted in [options.port] + [0] * (options.replicas - 1):
+        port = reserve_port(wanted, held)
+        if port is None:
+            _say(f"port {wanted} is taken, using another")
+        while port is None:
+            port = reserve_port(0, held)
+        ports.append(port)
     return ports
 
 

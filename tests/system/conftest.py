@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.store.migrations import apply_all
-from tests.servers import DatabaseServer, run
+from tests.servers import DatabaseServer, memory, run
 from tests.system.replicas import Fleet, Replica
 
 
@@ -37,7 +37,7 @@ def standing(server: DatabaseServer, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A temporary folder that any user may enter, as PostgreSQL's account must; pytest's own are private."""
-    folder = Path(tempfile.mkdtemp(prefix="carillon-tests-"))
+    folder = Path(tempfile.mkdtemp(prefix="carillon-tests-", dir=memory()))
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder)

@@ -20,12 +20,14 @@ from app.local.processes import spawn, stop, wait_for_line
 from app.store.migrations import apply_all
 from app.store.pool import Connection, close, connect
 from tests.eventually import eventually
+from tests.ports import quiet_port
 from tests.servers import SETTINGS, run
 from tests.system import evidence
 from tests.system.replicas import Fleet, Replica, plain_environment, probe
 from tests.system.seeding import seed_one_offs, soon
 
 RUNS = 2_000
+FEWER_RUNS = 400
 SLOTS = 30
 NOTICED_WITHIN = timedelta(seconds=60)
 
@@ -36,7 +38,7 @@ class Restartable:
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._running: EmbeddedPostgres | None = None
-        self._port: int | None = None
+        self._port = quiet_port()
         self.start()
 
     @property
@@ -46,7 +48,6 @@ class Restartable:
 
     def start(self) -> None:
         self._running = EmbeddedPostgres.start(self._data_dir, settings=SETTINGS, port=self._port)
-        self._port = self._running.port
 
     def stop(self) -> None:
         """Cleanly: sessions are ended, transactions rolled back."""
@@ -118,7 +119,7 @@ async def test_a_restarted_database_costs_no_run_and_no_replica(
 ) -> None:
     fleet.expect("loop.failed")
     replicas = await fleet.start("one", "two")
-    await _seed(database.dsn, target)
+    await _seed(database.dsn, target, RUNS)
     await target.wait_for(RUNS // 8)
     go_away(database)
     async with probe() as client:
@@ -128,7 +129,7 @@ async def test_a_restarted_database_costs_no_run_and_no_replica(
         database.start()
         await eventually(lambda: _answer(client, replicas, "readyz", 200), within=NOTICED_WITHIN)
         assert await _answer(client, replicas, "livez", 200)
-    await _judge(database.dsn, target)
+    await _judge(database.dsn, target, RUNS)
     assert all(replica.is_running for replica in replicas)
 
 
@@ -137,9 +138,11 @@ async def test_sigterm_while_the_database_is_away_ends_the_replica_and_loses_not
 ) -> None:
     fleet.expect("loop.failed", "drain.orphans")
     [leaving] = await fleet.start("leaving")
-    await _seed(database.dsn, target)
-    await target.wait_for(RUNS // 8)
+    await _seed(database.dsn, target, FEWER_RUNS)
+    await target.wait_for(FEWER_RUNS // 8)
     database.stop()
+    leaving.send(signal.SIGTERM)
+    await leaving.saw("drain.begun")
     leaving.send(signal.SIGTERM)
     waiting = fleet.launch("waiting")
     await waiting.saw("database.awaited")
@@ -150,31 +153,31 @@ async def test_sigterm_while_the_database_is_away_ends_the_replica_and_loses_not
     assert code == (1 if left_open else 0)
     database.start()
     await fleet.start("next")
-    await _judge(database.dsn, target)
+    await _judge(database.dsn, target, FEWER_RUNS)
 
 
-async def _seed(dsn: str, target: Target) -> None:
+async def _seed(dsn: str, target: Target, runs: int) -> None:
     conn = await connect(dsn, application_name="carillon tests, seed")
     try:
         at = await soon(conn, ahead=timedelta(seconds=3))
-        await seed_one_offs(conn, RUNS, url=f"{target.url}/burst", at=at, tenants=20)
+        await seed_one_offs(conn, runs, url=f"{target.url}/burst", at=at, tenants=20)
     finally:
         await close(conn)
 
 
-async def _judge(dsn: str, target: Target) -> None:
+async def _judge(dsn: str, target: Target, runs: int) -> None:
     """Wait for the end of all runs: none is missing, and what came twice has its evidence."""
     conn = await connect(dsn, application_name="carillon tests, judge")
     try:
-        await evidence.all_ended(conn, runs=RUNS)
-        assert await evidence.statuses(conn) == {"succeeded": RUNS}
+        await evidence.all_ended(conn, runs=runs)
+        assert await evidence.statuses(conn) == {"succeeded": runs}
         ledger = target.ledger()
         assert set(evidence.arrivals(ledger)) == await evidence.delivery_ids(conn)
         found = await evidence.attempts(conn)
         unsettled = evidence.with_outcome(found, "lease_lost")
         assert evidence.repeated(ledger) <= unsettled
         assert evidence.same_number_twice(ledger) == set()
-        assert len(found) == RUNS + len(unsettled)
+        assert len(found) == runs + len(unsettled)
         assert await _leases(conn) == 0
     finally:
         await close(conn)
