@@ -19,7 +19,7 @@ from app.domain.outcome import (
 )
 from app.domain.run import Cancel, Complete, Evidence, Fail, Lease, Reason, Retry, Settled, Settlement
 from app.errors import RowRefused, StoreError
-from app.store import settlements
+from app.store import leases, settlements
 from app.store.leases import key_of
 from app.store.pool import Connection, Pool, acquire
 from tests.factories_runs import (
@@ -232,6 +232,17 @@ async def test_a_settlement_written_twice_is_known_by_its_own_evidence_only(db: 
     await claim_one(db, "two")
     assert [row["outcome"] for row in await attempt_rows(db, ref)] == ["delivered", "lease_lost"]
     assert await settlements.written_before(db, [Settled(again, Complete(), evidence())]) == set()
+
+
+async def test_the_evidence_of_another_for_the_same_attempt_is_not_taken_for_ones_own(db: Connection) -> None:
+    """Given back and claimed by another, the attempt has the same number; only the token tells whose it was."""
+    await seed_run(db)
+    mine = (await claim_one(db)).lease
+    assert await leases.release(db, [mine])
+    theirs = (await claim_one(db, "two")).lease
+    assert theirs.attempt == mine.attempt
+    await settlements.complete(db, [Settled(theirs, Complete(), evidence())])
+    assert await settlements.written_before(db, [Settled(mine, Complete(), evidence())]) == set()
 
 
 async def test_mark_failed_writes_the_run_row_alone(db: Connection) -> None:
