@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import (
     KafkaConnectionError,
@@ -27,6 +27,7 @@ from aiokafka.errors import (
     for_code,
 )
 
+from app.boottime import boottime
 from app.errors import CarillonError, ConfigError
 from app.settings import KafkaSettings
 
@@ -38,6 +39,8 @@ METADATA_AGE_MS = 5_000
 """A topic that was deleted and made again is noticed within this."""
 SESSION_MS = 10_000
 POLL_GAP_MS = 60_000
+JOIN_WITHIN = 30.0
+"""Seconds a group may take to give out its partitions. After that the consumer is taken for one that never will."""
 TOPIC_EXISTS = 36
 """Protocol code TOPIC_ALREADY_EXISTS."""
 
@@ -73,6 +76,7 @@ class HintTopic:
         self._producer: AIOKafkaProducer | None = None
         self._consumer: AIOKafkaConsumer | None = None
         self._known: frozenset[TopicPartition] = frozenset()
+        self._joined_at = 0.0
 
     async def ensure(self) -> int:
         """Make the topic if that is allowed, else look that it is there; its number of partitions.
@@ -125,12 +129,22 @@ class HintTopic:
     async def receive(self, limit: int, *, within: timedelta) -> list[Message]:
         """At most `limit` messages, in order per partition; none after `within`. Raises TopicUnavailable.
 
-        Called while held back too: a consumer that does not poll is taken for dead.
+        Called while held back too: a consumer that does not poll is taken for dead. A group that gives out its
+        partitions anew delivers nothing meanwhile; that is no failure until it lasts for `JOIN_WITHIN`.
         """
         consumer = await self._open_consumer()
-        async with _asked("receive hints", within=within + CALL_WITHIN):
-            batches = await consumer.getmany(timeout_ms=int(within.total_seconds() * 1000), max_records=limit)
-            await self._settle_in(consumer)
+        try:
+            async with asyncio.timeout(2 * within.total_seconds()), _asked("receive hints"):
+                batches = await consumer.getmany(
+                    timeout_ms=int(within.total_seconds() * 1000), max_records=limit
+                )
+        except TimeoutError:  # its own time does not bound the wait for an assignment
+            if boottime() - self._joined_at > JOIN_WITHIN:
+                raise TopicUnavailable("receive hints: the group gives out no partitions") from None
+            return []
+        self._joined_at = boottime()
+        async with _asked("begin with partitions"):
+            await self._settle_in(consumer, batches)
         return [
             Message(partition.partition, record.offset, record.key, record.value)
             for partition, records in batches.items()
@@ -241,6 +255,7 @@ class HintTopic:
             await self._started(consumer, "open the consumer")
             consumer.subscribe([self._settings.topic])
             self._known = frozenset()
+            self._joined_at = boottime()
             self._consumer = consumer
         return self._consumer
 
@@ -252,13 +267,18 @@ class HintTopic:
             await _bounded_stop(client.stop())
             raise
 
-    async def _settle_in(self, consumer: AIOKafkaConsumer) -> None:
+    async def _settle_in(
+        self, consumer: AIOKafkaConsumer, batches: Mapping[TopicPartition, Sequence[ConsumerRecord]]
+    ) -> None:
         """Commit where a partition begins for a group that never had it: `latest` must not mean later than now."""
         assigned = frozenset(consumer.assignment())
-        fresh = assigned - self._known
-        for one in fresh:
+        begins: dict[TopicPartition, int] = {}
+        for one in assigned - self._known:
             if await consumer.committed(one) is None:
-                await consumer.commit({one: await consumer.position(one)})
+                received = batches.get(one)
+                begins[one] = received[0].offset if received else await consumer.position(one)
+        if begins:
+            await consumer.commit(begins)
         self._known = assigned
 
     async def _close_producer(self) -> None:
