@@ -188,6 +188,7 @@ class Replica:
         if Role.PLANNER in settings.roles:
             loops.append(Loop("planner", settings.planner.tick, self._planner.plan_due, recovery=RECOVERY))
         if Role.EXECUTOR in settings.roles:
+            metrics.SLOTS.set(settings.executor.slots)
             loops.append(
                 Loop("claim", settings.claim.poll_interval, self._executor.claim_and_start, recovery=RECOVERY)
             )

@@ -57,7 +57,7 @@ async def _judge_database(deps: ApiDeps) -> str:
     try:
         async with asyncio.timeout(DATABASE_DEADLINE.total_seconds()):
             async with acquire(deps.pool, timeout=DATABASE_DEADLINE) as conn:
-                await migrations.require_current(conn)
+                await migrations.require_contained(conn)
     except SchemaMismatch as error:
         return str(error)
     except (CarillonError, TimeoutError):

@@ -43,7 +43,6 @@ class Executor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        metrics.SLOTS.set(load.slots)
 
     async def claim_and_start(self) -> timedelta | None:
         """One turn: wait for idle slots, claim at most so many runs, start them. Never waits for their ends."""

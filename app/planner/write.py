@@ -56,7 +56,7 @@ async def write(conn: Connection, drafts: Sequence[Draft]) -> Written:
         if one.row.id not in moved
     }
     if stuck:
-        await planning.quarantine(conn, stuck, [one.row for one in drafts])
+        await _quarantine(conn, stuck, [one.row for one in drafts])
     skipped: dict[str, int] = {}
     for stretch in stretches:
         reason = stretch.skipped.reason.value
@@ -114,7 +114,11 @@ async def set_aside(pool: Pool, poison: Mapping[ScheduleId, str], rows: Collecti
     meanwhile).
     """
     async with transaction(pool) as conn:
-        done = await planning.quarantine(conn, poison, rows)
+        return await _quarantine(conn, poison, rows)
+
+
+async def _quarantine(conn: Connection, poison: Mapping[ScheduleId, str], rows: Collection[DueRow]) -> int:
+    done = await planning.quarantine(conn, poison, rows)
     for row in rows:
         if row.id in done:
             logger.error(

@@ -145,6 +145,21 @@ async def require_current(database: str | Connection, *, place: Path | None = No
     else:
         states = _compare(read_history(place or folder()), await _read_applied(database))
     _refuse_misfit(states)
+    _refuse_pending(states)
+
+
+async def require_contained(conn: Connection, *, place: Path | None = None) -> None:
+    """Raise SchemaMismatch unless the database has all of this version's schema, unchanged; it may have more.
+
+    For a replica that runs already: a newer schema is made to serve it too, until it has been replaced.
+    """
+    states = _compare(read_history(place or folder()), await _read_applied(conn))
+    known = [found for found in states if found.state is not State.UNKNOWN]
+    _refuse_misfit(known)
+    _refuse_pending(known)
+
+
+def _refuse_pending(states: Sequence[MigrationState]) -> None:
     missing = [found.name for found in states if found.state is State.PENDING]
     if missing:
         raise SchemaMismatch(

@@ -70,7 +70,15 @@ async def test_an_exhausted_pool_is_not_ready_in_bounded_time(
     assert (await stranger.get("/readyz")).status_code == 200
 
 
-async def test_another_schema_is_not_ready(
+async def test_a_newer_schema_leaves_a_running_replica_ready(
+    stranger: httpx.AsyncClient, health: LoopHealth, pool: Pool
+) -> None:
+    health.succeeded("planner")
+    await pool.execute("INSERT INTO schema_migration VALUES (9999, '9999_later.sql', sha256('later'), now())")
+    assert (await stranger.get("/readyz")).status_code == 200
+
+
+async def test_an_older_schema_is_not_ready(
     stranger: httpx.AsyncClient, health: LoopHealth, pool: Pool
 ) -> None:
     health.succeeded("planner")

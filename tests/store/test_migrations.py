@@ -12,7 +12,7 @@ import pytest
 
 from app.errors import SchemaMismatch, StoreUnavailable
 from app.store import migrations
-from app.store.migrations import State, apply_all, folder, require_current, status
+from app.store.migrations import State, apply_all, folder, require_contained, require_current, status
 from app.store.partitions import attached_range, current_month
 from app.store.pool import Connection, close, connect
 from tests.eventually import eventually
@@ -93,6 +93,17 @@ async def test_a_newer_database_is_refused_and_left_alone(dsn: str, place: Path)
     for refused in (apply_all(dsn), require_current(dsn)):
         with pytest.raises(SchemaMismatch, match=f"newer.*{name}"):
             await refused
+
+
+async def test_a_newer_database_still_serves_a_replica_that_runs(
+    dsn: str, db: Connection, place: Path
+) -> None:
+    _add(place, "later", "CREATE TABLE later (id int);")
+    await apply_all(dsn, place=place)
+    await require_contained(db)
+    _add(place, "latest", "CREATE TABLE latest (id int);")
+    with pytest.raises(SchemaMismatch, match="older"):
+        await require_contained(db, place=place)
 
 
 async def test_edited_history_is_refused_and_named(dsn: str, place: Path) -> None:
