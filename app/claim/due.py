@@ -47,6 +47,7 @@ SWEEP_SHARE = 20
 """A sweep from the left end follows the last one by max(1 s, 20 × its duration)."""
 CLOCK_AGE = 10.0
 """Seconds after which the database's clock is looked at again."""
+CLOCK_LOOKS = 3
 
 
 class DueClaims:
@@ -128,12 +129,15 @@ class DueClaims:
             return await claims.next_due_in(conn)
 
     async def database_time(self) -> datetime:
-        """Now, by the database's clock as last looked at. Says when to ask; what is due, the claim decides."""
+        """The database's now or a little before, by the best of its last looks: what is due by it, a claim finds due.
+
+        Were it ahead, hints would be asked for too early, refused, and left to the sweep.
+        """
         if self._clock is None or boottime() - self._clock[1] > CLOCK_AGE:
             async with acquire(self._pool) as conn:
-                asked_at = boottime()
-                now = await planning.database_now(conn)
-            self._clock = (now, (asked_at + boottime()) / 2)
+                looks = [(await planning.database_now(conn), boottime()) for _ in range(CLOCK_LOOKS)]
+            # Each is from before its answer came; the one that was under way for the least time is the latest.
+            self._clock = max(looks, key=lambda look: look[0] - timedelta(seconds=look[1]))
         return self._clock[0] + timedelta(seconds=boottime() - self._clock[1])
 
     async def _claim_oldest(self, limit: int, behind: Cursor) -> list[ClaimedRun]:

@@ -146,7 +146,7 @@ async def claim_ring(
 
 
 CLAIM_HINTED = f"""WITH hint AS (
-    SELECT * FROM unnest($4::uuid[], $5::timestamptz[]) AS h(id, scheduled_for)
+    SELECT * FROM unnest($4::uuid[], $5::timestamptz[], $6::uuid[]) AS h(id, scheduled_for, tenant_id)
 ), due AS MATERIALIZED (
     SELECT picked.*
       FROM hint
@@ -155,6 +155,7 @@ CLAIM_HINTED = f"""WITH hint AS (
           FROM job_run
          WHERE id = hint.id
            AND scheduled_for = hint.scheduled_for
+           AND tenant_id = hint.tenant_id
            AND {CLAIMABLE}
            FOR UPDATE SKIP LOCKED
      ) AS picked
@@ -162,10 +163,17 @@ CLAIM_HINTED = f"""WITH hint AS (
 
 
 async def claim_hinted(conn: Connection, grant: Grant, *, refs: Iterable[RunRef]) -> list[ClaimedRun]:
-    """Lease those of `refs` that are due and free. Stale, early, doubled and foreign refs simply claim nothing."""
-    asked = sorted({(ref.scheduled_for, ref.id) for ref in refs})
+    """Lease those of `refs` that are due and free. Stale, early and doubled refs simply claim nothing, and one that
+    names another tenant than the run's neither: the caller has counted it against that tenant's cap."""
+    asked = sorted({(ref.scheduled_for, ref.id, ref.tenant_id) for ref in refs})
     rows = await conn.fetch(
-        CLAIM_HINTED, grant.token, grant.ttl, timedelta(), [run for _, run in asked], [at for at, _ in asked]
+        CLAIM_HINTED,
+        grant.token,
+        grant.ttl,
+        timedelta(),
+        [run for _, run, _ in asked],
+        [at for at, _, _ in asked],
+        [tenant for _, _, tenant in asked],
     )
     return _claimed(rows, grant)
 

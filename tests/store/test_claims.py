@@ -251,6 +251,14 @@ async def test_hints_that_are_doubled_or_unknown_or_point_to_another_instant_cla
     assert await claims.claim_hinted(claimer, grant(), refs=[]) == []
 
 
+async def test_a_hint_that_names_another_tenant_claims_nothing(claimer: Connection) -> None:
+    ref = await seed_run(claimer)
+    foreign = replace(ref, tenant_id=TenantId(uuid4()))
+    assert await claims.claim_hinted(claimer, grant(), refs=[foreign]) == []
+    [run] = await claims.claim_hinted(claimer, grant(), refs=[foreign, ref])
+    assert run.lease.ref == ref
+
+
 async def test_a_row_that_somebody_holds_is_skipped_and_the_limit_still_filled(
     claimer: Connection, db: Connection
 ) -> None:

@@ -343,7 +343,7 @@ async def test_claim_in_turns_reads_little_more_than_its_shares(guarded: Connect
 
 async def test_claim_hinted_reads_its_hints(guarded: Connection, known: Backlog) -> None:
     rows = await guarded.fetch(
-        "SELECT id, scheduled_for FROM job_run ORDER BY fire_after, id LIMIT $1", LIMIT
+        "SELECT id, scheduled_for, tenant_id FROM job_run ORDER BY fire_after, id LIMIT $1", LIMIT
     )
     plan = await _explain(
         guarded,
@@ -353,6 +353,7 @@ async def test_claim_hinted_reads_its_hints(guarded: Connection, known: Backlog)
         timedelta(),
         [row[0] for row in rows],
         [row[1] for row in rows],
+        [row[2] for row in rows],
     )
     _assert_bounded(plan, months=known.months, index=KEY, rows=2 * LIMIT, pages=LIMIT * PAGES_PER_ROW)
 

@@ -2,6 +2,9 @@
 
 A hint stays uncommitted until it was used, so that the next owner of its partition gets it again in time: committed
 early, a clean deploy made 300 of 300 hints nine seconds late. When the buffer is full, partitions are paused.
+
+A hint that comes again (sent twice, or read again after a rebalance) is the same hint in one more place: it is asked
+for once, and all its places are free then.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 
@@ -18,23 +20,18 @@ from app.domain.ids import TenantId
 from app.domain.run import RunRef
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One hint and where it came from; `offset` is its message's."""
-
-    partition: int
-    offset: int
-    ref: RunRef
-
-
 class HintBuffer:
-    """At most about `capacity` hints. One process, one event loop."""
+    """Holds about `capacity` hints, counted by their places on the topic. One process, one event loop.
+
+    A hint is `add`ed, `take`n when it is due and its turn has come, and then either `used` or `put_back`.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._early: list[tuple[datetime, int, Held]] = []
+        self._places: dict[RunRef, list[_Place]] = {}
+        self._early: list[tuple[datetime, int, RunRef]] = []
         self._order = count()
-        self._due: dict[TenantId, deque[Held]] = {}
+        self._due: dict[TenantId, deque[RunRef]] = {}
         self._turns: deque[TenantId] = deque()
         self._partitions: dict[int, _Progress] = {}
         self._size = 0
@@ -46,19 +43,25 @@ class HintBuffer:
     def is_full(self) -> bool:
         return self._size >= self._capacity
 
-    def add(self, held: Held) -> None:
-        self._progress(held.partition).received(held.offset)
+    def add(self, ref: RunRef, *, partition: int, offset: int) -> None:
+        """Take in a hint and where it came from."""
+        progress = self._seen(partition, offset)
+        progress.received(offset)
         self._size += 1
-        heapq.heappush(self._early, (held.ref.fire_after, next(self._order), held))
+        if (places := self._places.get(ref)) is not None:
+            places.append((progress, offset))
+        else:
+            self._places[ref] = [(progress, offset)]
+            self._wait_for_its_time(ref)
 
     def passed_over(self, partition: int, offset: int) -> None:
         """A message that is no hint of ours: nothing to wait for."""
-        self._progress(partition).seen(offset)
+        self._seen(partition, offset)
 
-    def take(self, now: datetime, limit: int, load: TenantLoad) -> list[Held]:
+    def take(self, now: datetime, limit: int, load: TenantLoad) -> list[RunRef]:
         """At most `limit` due hints in turns of their tenants, within each tenant's cap."""
         self._ripen(now)
-        taken: list[Held] = []
+        taken: list[RunRef] = []
         asked: dict[TenantId, int] = {}
         resting: list[TenantId] = []
         while self._turns and len(taken) < limit:
@@ -76,25 +79,29 @@ class HintBuffer:
         self._turns.extend(resting)
         return taken
 
-    def put_back(self, hints: Iterable[Held]) -> None:
-        """Hints that could not be asked for (the database was away): due still."""
-        for held in hints:
-            heapq.heappush(self._early, (held.ref.fire_after, next(self._order), held))
+    def put_back(self, refs: Iterable[RunRef]) -> None:
+        """Hints that were taken and could not be asked for (the database was away): due still."""
+        for ref in refs:
+            self._wait_for_its_time(ref)
 
-    def used(self, hints: Iterable[Held]) -> None:
+    def used(self, refs: Iterable[RunRef]) -> None:
         """These hints are done with, whatever the database made of them."""
-        for held in hints:
-            self._size -= 1
-            if (progress := self._partitions.get(held.partition)) is not None:
-                progress.used(held.offset)
+        for ref in refs:
+            places = self._places.pop(ref)
+            self._size -= len(places)
+            for progress, offset in places:
+                progress.used(offset)
 
     def drop_older(self, than: datetime) -> int:
-        """Give up hints that were due before `than`: the sweep has had them long since. How many."""
-        dropped: list[Held] = []
+        """Give up hints that were due before `than`: the sweep has had them long since. How many.
+
+        One that came in behind younger ones of its tenant stays until it is at their head.
+        """
+        dropped: list[RunRef] = []
         while self._early and self._early[0][0] < than:
             dropped.append(heapq.heappop(self._early)[2])
         for tenant, waiting in list(self._due.items()):
-            while waiting and waiting[0].ref.fire_after < than:
+            while waiting and waiting[0].fire_after < than:
                 dropped.append(waiting.popleft())
             if not waiting:
                 del self._due[tenant]
@@ -107,6 +114,7 @@ class HintBuffer:
         return self._early[0][0] if self._early else None
 
     def has_ripe(self, load: TenantLoad) -> bool:
+        """Whether some due hint may be taken. Hints ripen in `take`."""
         return any(load.room(tenant) > 0 for tenant in self._turns)
 
     def committable(self) -> dict[int, int]:
@@ -118,45 +126,47 @@ class HintBuffer:
         for partition in partitions:
             self._partitions.pop(partition, None)
 
+    def _wait_for_its_time(self, ref: RunRef) -> None:
+        heapq.heappush(self._early, (ref.fire_after, next(self._order), ref))
+
     def _ripen(self, now: datetime) -> None:
         while self._early and self._early[0][0] <= now:
-            held = heapq.heappop(self._early)[2]
-            waiting = self._due.get(held.ref.tenant_id)
+            ref = heapq.heappop(self._early)[2]
+            waiting = self._due.get(ref.tenant_id)
             if waiting is None:
-                waiting = self._due[held.ref.tenant_id] = deque()
-                self._turns.append(held.ref.tenant_id)
-            waiting.append(held)
+                waiting = self._due[ref.tenant_id] = deque()
+                self._turns.append(ref.tenant_id)
+            waiting.append(ref)
 
-    def _progress(self, partition: int) -> _Progress:
-        found = self._partitions.get(partition)
-        if found is None:
-            found = self._partitions[partition] = _Progress()
-        return found
+    def _seen(self, partition: int, offset: int) -> _Progress:
+        """What is known of the partition, with this message as the last one that was read."""
+        progress = self._partitions.get(partition)
+        if progress is None or offset < progress.next:
+            # Never read before, or read again from an earlier place: after a rebalance, an offset reset, or on a topic
+            # that was made anew. What was held of it stays held, and has no say any more in what is committed.
+            progress = self._partitions[partition] = _Progress()
+        progress.next = offset + 1
+        return progress
 
 
 class _Progress:
     """The offsets of one partition that are still waited for. Received in order, used in any order."""
 
     def __init__(self) -> None:
-        self._open: list[int] = []
+        self.next = 0
+        self._open: deque[int] = deque()
         self._used: set[int] = set()
-        self._next = 0
 
     def received(self, offset: int) -> None:
-        self.seen(offset)
-        heapq.heappush(self._open, offset)
-
-    def seen(self, offset: int) -> None:
-        if offset < self._next:
-            # Read again from an earlier place: a rebalance, an offset reset, or a topic that was made anew.
-            self._open.clear()
-            self._used.clear()
-        self._next = offset + 1
+        self._open.append(offset)
 
     def used(self, offset: int) -> None:
         self._used.add(offset)
 
     def position(self) -> int:
         while self._open and self._open[0] in self._used:
-            self._used.discard(heapq.heappop(self._open))
-        return self._open[0] if self._open else self._next
+            self._used.discard(self._open.popleft())
+        return self._open[0] if self._open else self.next
+
+
+_Place = tuple[_Progress, int]

@@ -18,6 +18,8 @@ from app.domain.ids import EPOCH, RunId, TenantId, instants_of, microseconds
 from app.domain.run import RunRef
 
 VERSION = 1
+LONGEST = 512
+"""Bytes of a value; what is longer is not even parsed."""
 _LATEST = 253_402_300_799_999_999
 """The last microsecond of the year 9999."""
 
@@ -37,11 +39,11 @@ def encode(ref: RunRef, *, shards: int) -> tuple[bytes, bytes]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> RunRef:
-    """Read a hint. Raises ValueError for anything that `encode` could not have written."""
-    if key is None or value is None or len(key) not in (16, 17) or len(value) > 512:
+    """Read a hint. Raises ValueError for anything that does not say exactly what `encode` says."""
+    if key is None or value is None or len(key) not in (16, 17) or len(value) > LONGEST:
         raise ValueError("a hint has a tenant as its key and a small value")
     data = json.loads(value)
-    if not isinstance(data, dict) or data.get("v") != VERSION:
+    if not isinstance(data, dict) or not _is_whole(data.get("v")) or data["v"] != VERSION:
         raise ValueError("a hint of another version")
     run, at, due = data.get("run"), data.get("at"), data.get("due")
     if not isinstance(run, str) or not _is_instant(at) or not _is_instant(due):
@@ -55,4 +57,8 @@ def decode(key: bytes | None, value: bytes | None) -> RunRef:
 
 
 def _is_instant(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LATEST
+    return _is_whole(value) and 0 <= value <= _LATEST
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

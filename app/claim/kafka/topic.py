@@ -34,7 +34,7 @@ from app.settings import KafkaSettings
 logger = logging.getLogger(__name__)
 
 CALL_WITHIN = timedelta(seconds=5)
-STOP_WITHIN = timedelta(seconds=5)
+STOP_WITHIN = timedelta(seconds=2)
 METADATA_AGE_MS = 5_000
 """A topic that was deleted and made again is noticed within this."""
 SESSION_MS = 10_000
@@ -113,9 +113,26 @@ class HintTopic:
             )
         return len(partitions[0])
 
+    async def open_producer(self) -> AIOKafkaProducer:
+        """Get ready to send. Raises ConfigError when the broker lacks what is asked of it, or TopicUnavailable."""
+        if self._producer is None:
+            await self.ensure()
+            producer = AIOKafkaProducer(
+                client_id=self._client_id,
+                acks="all",
+                enable_idempotence=self._settings.idempotence,
+                linger_ms=5,
+                request_timeout_ms=int(CALL_WITHIN.total_seconds() * 1000),
+                metadata_max_age_ms=METADATA_AGE_MS,
+                **self._connection(),
+            )
+            await self._started(producer, "open the producer")
+            self._producer = producer
+        return self._producer
+
     async def send(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
         """Send hints and wait until the broker has them. Raises TopicUnavailable; some may have arrived then."""
-        producer = await self._open_producer()
+        producer = await self.open_producer()
         try:
             async with _asked("send hints"):
                 sending = [
@@ -164,14 +181,14 @@ class HintTopic:
         """The partitions that are ours right now."""
         return set() if self._consumer is None else {one.partition for one in self._consumer.assignment()}
 
-    async def commit(self, positions: Mapping[int, int]) -> None:
+    async def commit(self, positions: Mapping[int, int], *, within: timedelta | None = None) -> None:
         """Note how far this group has come, for partitions that are ours. Raises TopicUnavailable; harmless then."""
         consumer = self._consumer
         if consumer is None:
             return
         owned = {one: positions[one.partition] for one in consumer.assignment() if one.partition in positions}
         if owned:
-            async with _asked("commit"):
+            async with _asked("commit", within=within or CALL_WITHIN):
                 await consumer.commit(owned)
 
     async def stop_receiving(self) -> None:
@@ -219,22 +236,6 @@ class HintTopic:
         for name, code, *_ in answer.topic_errors:
             if code not in (0, TOPIC_EXISTS):
                 raise for_code(code)(f"topic {name}")
-
-    async def _open_producer(self) -> AIOKafkaProducer:
-        if self._producer is None:
-            await self.ensure()
-            producer = AIOKafkaProducer(
-                client_id=self._client_id,
-                acks="all",
-                enable_idempotence=self._settings.idempotence,
-                linger_ms=5,
-                request_timeout_ms=int(CALL_WITHIN.total_seconds() * 1000),
-                metadata_max_age_ms=METADATA_AGE_MS,
-                **self._connection(),
-            )
-            await self._started(producer, "open the producer")
-            self._producer = producer
-        return self._producer
 
     async def _open_consumer(self) -> AIOKafkaConsumer:
         if self._consumer is None:
