@@ -43,6 +43,11 @@ class BrokerServer:
         """Whether a producer may be idempotent."""
         return self.name != TANSU
 
+    @property
+    def makes_topics_unasked(self) -> bool:
+        """Whether asking about a topic makes it."""
+        return self.name == TANSU
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlace:

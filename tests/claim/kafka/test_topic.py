@@ -61,12 +61,13 @@ def numbered(count: int, *, keys: int = 5) -> list[tuple[bytes, bytes]]:
 
 
 async def joined(topic: HintTopic, *, partitions: int = PARTITIONS) -> list[Message]:
-    """Poll until the topic owns so many partitions; what arrived meanwhile."""
+    """Poll until the topic owns so many partitions and has settled in; what arrived meanwhile."""
     received: list[Message] = []
 
     async def probe() -> bool:
+        owned_before = len(topic.owned())
         received.extend(await topic.receive(1000, within=WITHIN))
-        return len(topic.owned()) == partitions
+        return owned_before == len(topic.owned()) == partitions
 
     await eventually(probe, within=PATIENCE)
     return received
@@ -82,6 +83,12 @@ async def received_by(topic: HintTopic, count: int) -> list[Message]:
 
     await eventually(probe, within=PATIENCE)
     return received
+
+
+async def send_singly(topic: HintTopic, messages: Sequence[tuple[bytes, bytes]]) -> None:
+    """Each in a batch of its own. Tansu counts batches where it is asked for the end of a partition."""
+    for message in messages:
+        await topic.send([message])
 
 
 def values(messages: Sequence[Message]) -> list[int]:
@@ -109,8 +116,11 @@ async def test_a_topic_with_fewer_partitions_is_used_and_told_of(
         assert [record.message for record in caplog.records] == ["kafka.fewer_partitions"]
 
 
-async def test_a_topic_that_may_not_be_made_must_be_there(replica: Open) -> None:
+async def test_a_topic_that_may_not_be_made_must_be_there(broker: BrokerPlace, replica: Open) -> None:
     async with replica(create_topic=False) as user:
+        if broker.server.makes_topics_unasked:
+            assert await user.ensure() > 0
+            return
         with pytest.raises(ConfigError, match=r"SCHEDULER_KAFKA_TOPIC: there is no topic hints-\w+, and"):
             await user.ensure()
         async with replica() as maker:
@@ -214,7 +224,7 @@ async def test_what_is_sent_while_nobody_receives_is_not_lost_to_a_group_that_wa
 
 async def test_a_group_that_is_new_begins_with_what_is_sent_from_then_on(replica: Open) -> None:
     async with replica() as topic:
-        await topic.send(numbered(10))
+        await send_singly(topic, numbered(10))
         assert await joined(topic) == []
         await topic.send([(b"key", b"10")])
         assert values(await received_by(topic, 1)) == [10]
@@ -275,7 +285,7 @@ async def test_partitions_that_are_not_ours_are_not_committed(replica: Open) -> 
 async def test_the_lag_is_told_without_joining_the_group(replica: Open) -> None:
     async with replica() as topic, replica() as onlooker:
         await joined(topic)
-        await topic.send(numbered(30))
+        await send_singly(topic, numbered(30))
         state = await onlooker.state()
         assert state == TopicState(PARTITIONS, lag=30)
         received = await received_by(topic, 30)
