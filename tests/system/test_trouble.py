@@ -58,7 +58,7 @@ async def test_bad_rows_and_targets_cost_no_healthy_schedule_its_run(
     cut_short = await _given(db, at, url=f"{receiver.url}/cut", recurrence=once)
     odd_answer = await _given(db, at, url=nul, recurrence=once)
     await seed_one_offs(db, HEALTHY, url=url, at=at, tenants=7)
-    fleet.expect("schedule.quarantined")
+    fleet.expect("schedule.quarantined", "order.unusable")
     await fleet.start("one", "two")
 
     fine = await receiver_saw(receiver, "/fine", HEALTHY)
