@@ -152,7 +152,7 @@ class Replica:
             hurry = group.create_task(self._hurry_on(stop.second))
             orphans = await self._drain(taking)
             self._settler.finish()
-            orphans += await _ended_within(SETTLE_WITHIN, settling)
+            orphans = max(orphans, await _ended_within(SETTLE_WITHIN, settling))
             self._stops.keeping.set()
             self._api.stop()
             hurry.cancel()
