@@ -13,10 +13,12 @@ from app.claim.keeper import MARGIN_SHARE, Hold, LeaseKeeper, Standing
 from app.domain.run import ClaimedRun, Complete, Lease, Settled
 from app.errors import LeaseLost
 from app.store import leases, settlements
+from app.store.claims import LEFT_END
 from app.store.pool import Connection, Pool, acquire, connect
 from tests.eventually import eventually
 from tests.factories_runs import (
     TTL,
+    claim,
     claim_one,
     evidence,
     expire,
@@ -252,6 +254,22 @@ async def test_a_cancel_request_before_the_request_is_sent_forbids_sending_it(
         await keeper.extend_all()
         with pytest.raises(LeaseLost):
             hold.confirm()
+
+
+async def test_a_delivery_three_leases_long_keeps_its_run(
+    db: Connection, keeper: LeaseKeeper, clock: Clock
+) -> None:
+    """The keeper's turns are a third of a lease apart; one after another everybody else finds the lease live."""
+    run = await _claimed(db, clock)
+    with keeper.hold(run) as hold:
+        for _ in range(9):
+            clock.pass_by(1 / 3)
+            await db.execute("UPDATE job_run SET claim_expires_at = claim_expires_at - $1::interval", TTL / 3)
+            assert await claim(db, "two") == []
+            assert (await leases.reap(db, behind=LEFT_END, limit=99, longest=TTL)).freed == []
+            hold.confirm()
+            await keeper.extend_all()
+    assert (await run_row(db, run.lease.ref))["claimed_by"] == run.lease.token
 
 
 async def test_a_lost_connection_costs_no_lease_and_is_replaced(

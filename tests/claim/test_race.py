@@ -56,6 +56,12 @@ CREATE TRIGGER watch AFTER UPDATE ON job_run FOR EACH ROW EXECUTE FUNCTION watch
 """
 
 
+@pytest.fixture
+def dsn(each_server_dsn: str) -> str:
+    """All of this on the oldest supported server too: the rules of row locks are the server's."""
+    return each_server_dsn
+
+
 @dataclass(slots=True)
 class Ledger:
     """What the actors were told: which lease ended how, by their own doing."""
@@ -198,7 +204,7 @@ async def _cancel_now_and_then(conn: Connection, ledger: Ledger, rng: random.Ran
         await asyncio.sleep(TTL.total_seconds())
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 async def test_no_interleaving_steals_a_live_lease_or_touches_what_has_ended(
     dsn: str, db: Connection, seed: int
 ) -> None:

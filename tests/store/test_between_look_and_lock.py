@@ -47,6 +47,12 @@ END $$;
 
 
 @pytest.fixture
+def dsn(each_server_dsn: str) -> str:
+    """All of this on the oldest supported server too: the rules of row locks are the server's."""
+    return each_server_dsn
+
+
+@pytest.fixture
 async def gated(dsn: str, db: Connection) -> AsyncIterator[Connection]:
     """A connection whose statements stop behind their snapshot while `db` holds the gate's lock."""
     await db.execute(GATE)

@@ -25,6 +25,13 @@ from tests.factories_runs import (
     seed_run,
 )
 
+
+@pytest.fixture
+def dsn(each_server_dsn: str) -> str:
+    """All of this on the oldest supported server too: the rules of row locks are the server's."""
+    return each_server_dsn
+
+
 Verb = Callable[[Connection, Lease], Awaitable[bool]]
 """Replays one verb with a lease; true when it says that it wrote something."""
 
