@@ -165,7 +165,8 @@ class Replica:
         self._stops.taking.set()
         self._executor.stop_taking()
         await _bounded("leave", self._claims.leave(), LEAVE_WITHIN)
-        await asyncio.wait(taking, timeout=LEAVE_WITHIN.total_seconds())
+        if taking:
+            await asyncio.wait(taking, timeout=LEAVE_WITHIN.total_seconds())
         orphans = await self._executor.drain(
             grace=self._settings.executor.drain_grace, settle_within=SETTLE_WITHIN
         )

@@ -18,7 +18,7 @@ from app import metrics
 from app.boottime import boottime
 from app.claim.keeper import Hold, LeaseKeeper, Standing
 from app.domain.admit import admit
-from app.domain.outcome import Abandoned, Blocked, Outcome, Sent, name_of
+from app.domain.outcome import Abandoned, Blocked, Outcome, Sent, Timing, name_of
 from app.domain.retry import decide
 from app.domain.run import Cancel, ClaimedRun, Evidence, Fail, Reason, Release, Settled, Settlement
 from app.errors import LeaseLost
@@ -107,6 +107,7 @@ def _interrupted(
     outcome = Abandoned(
         "cancelled while it was sent" if hold.standing is Standing.CANCELLING else "the replica is stopping",
         is_maybe_delivered=flight.is_sent,
+        timing=Timing(total=database_time(run) - started_at),
     )
     evidence = _evidence(run, order, desk, outcome, flight.sent, started_at) if flight.is_sent else None
     if evidence is not None:

@@ -26,6 +26,7 @@ from app.domain.outcome import (
     name_of,
 )
 from app.domain.run import Cancel, Evidence, Fail, Reason, Retry, Settled
+from app.store.claims import ATTEMPT_GIVEN_BACK
 from app.store.leases import Key, key_of
 from app.store.pool import Connection
 
@@ -82,7 +83,13 @@ async def retry(conn: Connection, items: Sequence[Settled]) -> set[Key]:
     return await _write(conn, RETRY, items)
 
 
-FAIL = f"{_GIVEN}status = 'failed', reason = g.reason, finished_at = clock_timestamp(){_EVIDENCE}"
+# A run that ends unsent gives back the attempt that its claim spent: `attempt` counts what has begun. A fault of ours
+# keeps it, since nobody knows how far it came.
+_ENDS = f"""reason = g.reason, finished_at = clock_timestamp(),
+           attempt = CASE WHEN g.outcome IS NULL AND g.reason <> 'internal_error' THEN {ATTEMPT_GIVEN_BACK}
+                          ELSE r.attempt END"""
+
+FAIL = f"{_GIVEN}status = 'failed', {_ENDS}{_EVIDENCE}"
 
 
 async def fail(conn: Connection, items: Sequence[Settled]) -> set[Key]:
@@ -90,7 +97,7 @@ async def fail(conn: Connection, items: Sequence[Settled]) -> set[Key]:
     return await _write(conn, FAIL, items)
 
 
-CANCEL = f"{_GIVEN}status = 'cancelled', reason = g.reason, finished_at = clock_timestamp(){_EVIDENCE}"
+CANCEL = f"{_GIVEN}status = 'cancelled', {_ENDS}{_EVIDENCE}"
 
 
 async def cancel(conn: Connection, items: Sequence[Settled]) -> set[Key]:

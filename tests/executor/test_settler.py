@@ -137,7 +137,7 @@ async def test_a_group_of_mixed_settlements_is_written_verb_by_verb(db: Connecti
         (Complete(), evidence(), ("succeeded", 1, 1)),
         (Retry(SECOND), evidence(), ("retrying", 1, 1)),
         (Fail(Reason.NOT_RETRYABLE), evidence(), ("failed", 1, 1)),
-        (Cancel(Reason.OVERLAP), None, ("cancelled", 1, 0)),
+        (Cancel(Reason.OVERLAP), None, ("cancelled", 0, 0)),
         (Defer(SECOND, Reason.OVERLAP), None, ("pending", 0, 0)),
         (Release(), None, ("pending", 0, 0)),
     ]

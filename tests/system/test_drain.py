@@ -47,6 +47,15 @@ async def test_sigterm_in_a_burst_repeats_and_loses_nothing(
     assert staying.is_running
 
 
+async def test_a_replica_of_any_one_role_stops_cleanly(fleet: Fleet) -> None:
+    roles = ("api", "planner", "executor", "maintenance")
+    replicas = [replica for role in roles for replica in await fleet.start(role, roles=role)]
+    for replica in replicas:
+        replica.send(signal.SIGTERM)
+    assert [await replica.ended() for replica in replicas] == [0] * len(roles)
+    assert [len(replica.events("drain.done")) for replica in replicas] == [1] * len(roles)
+
+
 async def test_a_second_sigterm_abandons_what_was_sent_and_leaves_it_as_a_retry_with_evidence(
     fleet: Fleet, db: Connection, receiver: Receiver
 ) -> None:
