@@ -77,6 +77,7 @@ _KNOWN_ELSEWHERE = (
     (re.compile(r"L-[0-9]+"), "counting days back from 'L' is not supported"),
     (re.compile(r"\?.*"), "'?' is not supported: write *"),
 )
+_WHY_NOT_MORE = " (seconds and years are not supported: cron programs disagree where they stand)"
 
 
 def plain(expression: str, schedule_id: ScheduleId) -> str:
@@ -103,10 +104,11 @@ def _plain(expression: str, seed: bytes) -> str:
         refuse(f"{strange!r} has no meaning in a cron expression (a zone goes into recurrence.timezone)")
     text = expression.strip().upper()
     if text.startswith("@"):
-        text = MACROS.get(text.lower()) or refuse(f"{text.lower()} is not one of {' '.join(MACROS)}")
+        text = MACROS.get(text.lower()) or refuse(_unknown_macro(text.lower()))
     parts = text.split()
     if len(parts) != len(FIELDS):
-        refuse(f"has {len(parts)} fields; it must have 5: {' '.join(place.name for place in FIELDS)}")
+        why = _WHY_NOT_MORE if len(parts) > len(FIELDS) else ""
+        refuse(f"has {len(parts)} fields; it must have 5: {' '.join(place.name for place in FIELDS)}{why}")
     if "#" in parts[4] and parts[2] != "*":
         refuse(
             "day-of-week: an n-th weekday (a#n) needs * as day-of-month; cron programs disagree on the mix"
@@ -148,6 +150,11 @@ def _item(item: str, place: Field, seed: bytes) -> str:
     _refuse(
         place, f"{item!r} is not understood; allowed are *, numbers, ranges a-b, steps /n and lists of them"
     )
+
+
+def _unknown_macro(text: str) -> str:
+    hint = "; for an interval use the kind 'every' with every_seconds" if text.startswith("@every") else ""
+    return f"{text} is not one of {' '.join(MACROS)}{hint}"
 
 
 def _spanned(span: re.Match[str], place: Field) -> str:

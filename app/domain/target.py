@@ -193,7 +193,7 @@ def _parse_body(given: object, method: str) -> str | None:
         return None
     if not isinstance(given, str):
         raise InvalidInput(
-            "target.body", "must be text (JSON as text, too), because exactly these bytes are signed"
+            "target.body", "must be text (JSON as text, too), because it is sent as it is, byte for byte"
         )
     if method in ("GET", "HEAD"):
         raise InvalidInput(

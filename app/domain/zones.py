@@ -22,6 +22,8 @@ TZDATA_VERSION: str = tzdata.IANA_VERSION
 """The release of the IANA time zone database in use, such as ``2026a``."""
 
 _LONGEST_NAME = 64
+_NO_PLACE = frozenset({"Factory"})
+"""What the database calls a clock that nobody has set (its file `factory`): chosen, it is a mistake."""
 _SECOND = timedelta(seconds=1)
 _FIRST = datetime.min.replace(tzinfo=UTC)
 _LAST = datetime.max.replace(tzinfo=UTC)
@@ -29,8 +31,9 @@ _LAST = datetime.max.replace(tzinfo=UTC)
 
 @cache
 def names() -> frozenset[str]:
-    """Every zone name there is, spelled exactly as the IANA database spells it."""
-    return frozenset(files("tzdata").joinpath("zones").read_text(encoding="ascii").split())
+    """Every zone name there is, spelled exactly as the IANA database spells it; but for `_NO_PLACE`."""
+    known = files("tzdata").joinpath("zones").read_text(encoding="ascii").split()
+    return frozenset(known) - _NO_PLACE
 
 
 def load(name: str) -> tzinfo:

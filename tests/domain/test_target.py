@@ -178,7 +178,7 @@ def test_headers_that_are_no_object_are_refused(headers: object) -> None:
     "body",
     [b"x", {"a": 1}, 1, "a\x00b", "\ud800", "x" * (MAX_BODY_BYTES + 1), "é" * (MAX_BODY_BYTES // 2 + 1)],
 )
-def test_a_body_that_cannot_be_stored_or_signed_is_refused(body: object) -> None:
+def test_a_body_that_cannot_be_stored_or_sent_as_it_is_is_refused(body: object) -> None:
     assert refusal(body=body).field == "target.body"
 
 

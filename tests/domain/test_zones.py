@@ -44,6 +44,7 @@ def utc(text: str) -> datetime:
         "localtime",
         "posixrules",
         "zone.tab",
+        "Factory",
         "tzdata.zi",
         "__init__.py",
         "Europe/__init__.py",
