@@ -2,7 +2,7 @@
 
 Three kinds of route, each a route class, so that no route exists without a decision: `ReadRoute` and
 `WriteRoute` need a tenant's key with that scope, `AdminRoute` the administrator's. Neither kind of key
-opens the other's routes. Every refusal of a key is the same answer.
+opens the other's routes. Every refusal of a key by one route is the same answer.
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ from app.store import keys
 from app.store.pool import acquire
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+TENANT_KEY_NEEDED = (
+    "a valid API key of a tenant is needed here: Authorization: Bearer ck_<id>_<secret> "
+    "(the administrator's key opens only /v1/tenants)"
+)
+ADMIN_KEY_NEEDED = (
+    "the administrator's key is needed here: Authorization: Bearer <SCHEDULER_API_ADMIN_KEY> "
+    "(a tenant's key, ck_…, opens everything but /v1/tenants)"
+)
+"""Which of the two depends on the route alone, so neither tells anything about the key that was sent."""
 
 NO_DIGEST = bytes(32)
 """Compared with when there is no such key, so that both refusals do the same work."""
@@ -82,7 +92,7 @@ class AdminRoute(APIRoute):
 
         async def authenticated(request: Request) -> Response:
             if not _is_admin(deps_of(request), _presented(request)):
-                raise _refusal()
+                raise _refusal(ADMIN_KEY_NEEDED)
             return await answer(StrictRequest(request.scope, request.receive))
 
         return authenticated
@@ -106,11 +116,11 @@ async def _authenticate(request: Request) -> Caller:
     """The caller. One indexed read, no cache: a revoked key ends at once. Raises ProblemError (401)."""
     presented = api_key.read(_presented(request))
     if presented is None:
-        raise _refusal()
+        raise _refusal(TENANT_KEY_NEEDED)
     async with acquire(deps_of(request).pool) as conn:
         stored = await keys.find(conn, presented.id)
     if not api_key.is_genuine(presented, stored.secret_sha256 if stored else NO_DIGEST) or stored is None:
-        raise _refusal()
+        raise _refusal(TENANT_KEY_NEEDED)
     return Caller(stored.tenant_id, presented.id, stored.scopes)
 
 
@@ -133,10 +143,10 @@ def _is_admin(deps: ApiDeps, token: str) -> bool:
     return hmac.compare_digest(wanted, given)
 
 
-def _refusal() -> ProblemError:
+def _refusal(needed: str) -> ProblemError:
     return ProblemError(
         "unauthenticated",
-        "a valid API key is needed: Authorization: Bearer <key>",
+        needed,
         headers={"WWW-Authenticate": 'Bearer realm="carillon"'},
     )
 

@@ -10,7 +10,9 @@ from pydantic import Field
 
 from app.api.auth import CurrentCaller, ReadRoute
 from app.api.deps import deps_of
+from app.api.models_schedule import Faults
 from app.api.values import Body, Instant, Shown, Text
+from app.domain import cron_text, zones
 from app.domain import recurrence as recurrences
 from app.domain.ids import ScheduleId
 from app.errors import InvalidInput
@@ -47,9 +49,14 @@ async def preview_cron(body: PreviewBody, caller: CurrentCaller, request: Reques
     rule = {"kind": "cron", "cron": body.cron, "timezone": body.timezone}
     async with acquire(deps_of(request).pool) as conn:
         now = await database_now(conn)
+    schedule = ScheduleId(body.schedule_id)
+    faults = Faults(inside="recurrence.")  # here the rule is the body itself
+    faults.of(lambda: zones.load(body.timezone))
+    faults.of(lambda: cron_text.plain(body.cron, schedule))
+    faults.raise_any()
     try:
         recurrence = recurrences.parse(rule, now=now)
-        fires = recurrences.preview(recurrence, body.after or now, body.count, ScheduleId(body.schedule_id))
-    except InvalidInput as error:  # here the rule is the body itself
+        fires = recurrences.preview(recurrence, body.after or now, body.count, schedule)
+    except InvalidInput as error:
         raise InvalidInput(error.field.removeprefix("recurrence."), error.problem) from None
     return Preview(fires=[FireShown(at=fire.at, local=fire.local, note=fire.note) for fire in fires])

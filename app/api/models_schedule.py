@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Annotated, Any, TypeVar, assert_never
 from uuid import UUID
 
@@ -140,8 +141,17 @@ class PauseBody(Body):
     )
 
 
+class ListedStatus(StrEnum):
+    """What a schedule in a list can be: deleted ones are in none."""
+
+    ACTIVE = ScheduleStatus.ACTIVE
+    PAUSED = ScheduleStatus.PAUSED
+    FINISHED = ScheduleStatus.FINISHED
+    ERROR = ScheduleStatus.ERROR
+
+
 class ScheduleQuery(Paging):
-    status: ScheduleStatus | None = Field(None, description="Only schedules in this state.")
+    status: ListedStatus | None = Field(None, description="Only schedules in this state.")
 
 
 class ScheduleShown(Shown):
@@ -156,8 +166,14 @@ class ScheduleShown(Shown):
     misfire: Misfire
     overlap: Overlap
     expires_after_seconds: float
-    next_fire_at: datetime | None = Field(description="The first occurrence that has no run yet.")
-    last_fire_at: datetime | None = Field(description="The last occurrence that got a run.")
+    next_fire_at: datetime | None = Field(
+        description="The first occurrence that is not planned yet; null when none is left. Runs are planned "
+        "some seconds ahead, so one that is due before this may be in the history already."
+    )
+    last_fire_at: datetime | None = Field(
+        description="The last occurrence that got a run from the rule. It is planned, not sent, and so may lie "
+        "some seconds in the future; whether it was sent is told by its run."
+    )
     created_at: datetime
     updated_at: datetime
 
@@ -183,16 +199,18 @@ class DispositionPage(Shown):
 
 
 class Faults:
-    """Collects what the domain's readers refuse, so that one answer names every fault."""
+    """Collects what the domain's readers refuse, so that one answer names a fault of every part."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, inside: str = "") -> None:
+        """`inside` is the part of the readers' field names that the body as a whole stands for."""
+        self._inside = inside
         self._found: list[Fault] = []
 
     def of(self, read: Callable[[], T]) -> T | None:
         try:
             return read()
         except InvalidInput as error:
-            self._found.append(Fault(error.field, error.problem))
+            self._found.append(Fault(error.field.removeprefix(self._inside), error.problem))
             return None
 
     def raise_any(self) -> None:

@@ -97,11 +97,9 @@ def _statuses(path: str, operation: dict[str, Any]) -> Iterator[int]:
         yield 409
     if any(parameter["in"] == "header" for parameter in operation.get("parameters", ())):
         yield 412
-    if "requestBody" in operation:
-        yield from (400, 408, 413, 415)
-    if "requestBody" in operation or any(
-        parameter["in"] == "query" for parameter in operation.get("parameters", ())
-    ):
+    if "requestBody" in operation or path.endswith(STATE_VERBS):  # which refuse a body, and so read it
+        yield from (400, 408, 413, 415, 422)
+    if any(parameter["in"] == "query" for parameter in operation.get("parameters", ())):
         yield 422
 
 

@@ -70,7 +70,7 @@ KINDS: Mapping[str, Kind] = {
             "Send `Authorization: Bearer <key>` with a key of this tenant that is neither expired nor "
             "revoked. "
             "Tenant and key administration needs the administrator's key, everything else a tenant's key. "
-            "The answer is the same for every reason.",
+            "The answer is the same for every reason why a key is not valid.",
         ),
         Kind(
             "forbidden",
@@ -126,10 +126,11 @@ KINDS: Mapping[str, Kind] = {
             "invalid-input",
             422,
             "A value is outside what is allowed",
-            "The request can be read, but a value in it is not allowed. `errors` lists every fault: where "
-            "it is "
-            "(`pointer` into the body, or `parameter` of the query) and what is allowed. Nothing was "
-            "changed.",
+            "The request can be read, but a value in it is not allowed. `errors` lists the faults that were "
+            "found: where each is (`pointer` into the body, or `parameter` of the query) and what is allowed. "
+            "Fields that are unknown, missing or of the wrong type are looked for first; only without them "
+            "are recurrence, target and retry read, and of each of these the first fault is named. Nothing "
+            "was changed.",
         ),
         Kind(
             "internal-error",
@@ -264,16 +265,46 @@ def _of_validation(request: Request, error: Exception) -> Response:
 
 def _fault(found: Mapping[str, Any]) -> Fault:
     place, *path = found["loc"]
+    if place != "body":
+        path = path[:1]  # of a parameter that may be repeated, not which repetition
     field = ".".join(str(part) for part in path)[:SHOWN_FIELD_CHARACTERS]
-    detail = _PLAINER.get(found["type"]) or found["msg"].removeprefix("Value error, ")
-    return Fault(field, detail, place)
+    return Fault(field, _plain(found, place), place)
+
+
+def _plain(found: Mapping[str, Any], place: str) -> str:
+    """What pydantic found, in our words; its own, cleaned, for what the table does not know."""
+    kind = found["type"]
+    if kind == "extra_forbidden":
+        return "there is no such field" if place == "body" else "there is no such parameter"
+    if kind in _PLAINER:
+        return _PLAINER[kind].format_map(found.get("ctx", {}))
+    text: str = found["msg"]
+    return text.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 _PLAINER = {
-    "extra_forbidden": "there is no such field",
     "missing": "is required",
     "model_attributes_type": "must be a JSON object",
+    "model_type": "must be a JSON object",
     "dict_type": "must be a JSON object",
+    "list_type": "must be a list",
+    "frozen_set_type": "must be a list",
+    "too_short": "must have at least {min_length} of them",
+    "too_long": "must have at most {max_length} of them",
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a number",
+    "greater_than_equal": "must be at least {ge:.15g}",
+    "less_than_equal": "must be at most {le:.15g}",
+    "enum": "must be {expected}",
+    "uuid_type": "must be a UUID, as text",
+    "uuid_parsing": "must be a UUID",
 }
 
 

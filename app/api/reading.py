@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from fastapi import Request
+from fastapi import Depends, Request
 
-from app.api.problems import Fault, ProblemError, pointer_of
+from app.api.problems import SHOWN_FIELD_CHARACTERS, Fault, ProblemError, pointer_of
 
 BODY_DEADLINE = timedelta(seconds=30)
 DEPTH_LIMIT = 16
@@ -70,6 +70,23 @@ class StrictRequest(Request):
             raise ProblemError("unsupported-media-type", "Content-Type must be application/json (UTF-8)")
         if self.headers.get("content-encoding", "identity").lower() != "identity":
             raise ProblemError("unsupported-media-type", "the body must not have a Content-Encoding")
+
+
+async def _refuse_body(request: Request) -> None:
+    """For routes that take no body: an empty object is none, anything else was meant to do something.
+
+    Raises ProblemError (422).
+    """
+    if not await request.body() or (given := await request.json()) == {}:
+        return
+    names = list(given)[:20] if isinstance(given, dict) else []
+    faults = [Fault(name[:SHOWN_FIELD_CHARACTERS], "there is no such field") for name in names]
+    raise ProblemError(
+        "invalid-input", "this takes no body", faults=faults or [Fault("", "must be left out")]
+    )
+
+
+NO_BODY = Depends(_refuse_body)
 
 
 def _refuse_size(limit: int) -> NoReturn:

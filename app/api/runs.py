@@ -22,6 +22,7 @@ from app.api.models_run import (
     show_run_detail,
 )
 from app.api.problems import query_problem
+from app.api.reading import NO_BODY
 from app.api.values import RunIdInPath
 from app.domain.ids import EPOCH, ScheduleId
 from app.store import edits, history
@@ -83,10 +84,11 @@ async def list_attempts(run_id: RunIdInPath, caller: CurrentCaller, request: Req
     return AttemptList(attempts=[show_attempt(attempt) for attempt in attempts])
 
 
-@writers.post("/{run_id}/cancel", status_code=202)
+@writers.post("/{run_id}/cancel", status_code=202, dependencies=[NO_BODY])
 async def cancel_run(run_id: RunIdInPath, caller: CurrentCaller, request: Request) -> RunShown:
     """Cancel a run: at once when no executor holds it, else its executor is asked to stop (see
-    cancel_requested_at; the request may have reached the target by then)."""
+    cancel_requested_at; the request may have reached the target by then). Cancelling a cancelled run
+    changes nothing."""
     async with transaction(deps_of(request).pool) as conn:
         await edits.cancel_run(conn, caller.tenant_id, run_id)
         return show_run(await history.get_run(conn, caller.tenant_id, run_id))

@@ -25,9 +25,10 @@ from app.api.models_schedule import (
     show_schedule,
 )
 from app.api.problems import ProblemError
+from app.api.reading import NO_BODY
 from app.api.values import Paging, ScheduleIdInPath
 from app.domain.ids import ScheduleId
-from app.domain.schedule import Damaged, Schedule
+from app.domain.schedule import Damaged, Schedule, ScheduleStatus
 from app.errors import Conflict
 from app.store import edits, history, schedules
 from app.store.planning import database_now
@@ -73,7 +74,7 @@ async def list_schedules(
         found = await schedules.list_page(
             conn,
             caller.tenant_id,
-            status=query.status,
+            status=None if query.status is None else ScheduleStatus(query.status),
             after=(mark.at, mark.id) if mark else None,
             limit=query.limit + 1,
         )
@@ -154,7 +155,7 @@ async def pause_schedule(
     return _tagged(schedule, response)
 
 
-@writers.post("/{schedule_id}/resume")
+@writers.post("/{schedule_id}/resume", dependencies=[NO_BODY])
 async def resume_schedule(
     schedule_id: ScheduleIdInPath, caller: CurrentCaller, request: Request, response: Response
 ) -> ScheduleShown:
@@ -163,7 +164,7 @@ async def resume_schedule(
         return _tagged(await edits.resume(conn, caller.tenant_id, schedule_id), response)
 
 
-@writers.post("/{schedule_id}/run", status_code=202)
+@writers.post("/{schedule_id}/run", status_code=202, dependencies=[NO_BODY])
 async def run_schedule(
     schedule_id: ScheduleIdInPath, caller: CurrentCaller, request: Request, response: Response
 ) -> RunShown:

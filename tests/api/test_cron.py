@@ -57,3 +57,9 @@ async def test_a_faulty_question_is_refused_by_field(
     response = await tenant.client.post(PATH, json={"cron": "* * * * *", **change})
     errors = assert_problem(response, 422, "invalid-input")["errors"]
     assert [error["pointer"] for error in errors] == [pointer]
+
+
+async def test_a_faulty_expression_and_a_faulty_zone_are_named_together(tenant: Tenancy) -> None:
+    response = await tenant.client.post(PATH, json={"cron": "61 * * * *", "timezone": "Mars/Olympus"})
+    errors = assert_problem(response, 422, "invalid-input")["errors"]
+    assert [error["pointer"] for error in errors] == ["/timezone", "/cron"]

@@ -275,3 +275,77 @@ async def test_every_kind_of_problem_has_its_page(stranger: httpx.AsyncClient) -
         assert kind.title in page.text
         assert f"/problems/{kind.slug} " in index
     assert_problem(await stranger.get("/problems/nonsense"), 404, "not-found")
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        ({"name": 7}, "must be text"),
+        ({"name": "a" * 201}, "must have at most 200 characters"),
+        ({"target": "https://example.com/"}, "must be a JSON object"),
+        ({"misfire": "later"}, "must be 'fire_once', 'fire_all' or 'skip'"),
+        ({"expires_after_seconds": "60"}, "must be a number"),
+        ({"expires_after_seconds": 0}, "must be at least 1"),
+        ({"expires_after_seconds": 10**9}, "must be at most 2592000"),
+        ({"nickname": "a"}, "there is no such field"),
+    ],
+)
+async def test_a_refusal_says_in_plain_words_what_is_allowed(
+    tenant: Tenancy, change: dict[str, Any], detail: str
+) -> None:
+    response = await tenant.client.post("/v1/schedules", json=schedule_body(**change))
+    (error,) = assert_problem(response, 422, "invalid-input")["errors"]
+    assert error["detail"] == detail
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "detail"),
+    [
+        ("/v1/tenants", {}, "is required"),
+        ("/v1/tenants", [], "must be a JSON object"),
+        ("/v1/tenants", {"name": ""}, "must not be empty"),
+        ("/v1/tenants", {"name": " "}, "must not be blank"),
+        (f"/v1/tenants/{uuid4()}/keys", {"name": "a", "scopes": []}, "must have at least 1 of them"),
+        (f"/v1/tenants/{uuid4()}/keys", {"name": "a", "scopes": "read"}, "must be a list"),
+        (f"/v1/tenants/{uuid4()}/keys", {"name": "a", "scopes": ["all"]}, "must be 'read' or 'write'"),
+    ],
+)
+async def test_the_administrator_is_told_as_plainly(
+    admin: httpx.AsyncClient, path: str, body: object, detail: str
+) -> None:
+    (error,) = assert_problem(await admin.post(path, json=body), 422, "invalid-input")["errors"]
+    assert error["detail"] == detail
+
+
+@pytest.mark.parametrize(
+    ("query", "detail"),
+    [
+        ("limit=many", "must be a whole number"),
+        ("limit=1.5", "must be a whole number"),
+        ("limit=" + "9" * 5_000, "must be a whole number"),
+        ("limit=201", "must be at most 200"),
+        ("schedule_id=7", "must be a UUID"),
+        ("page=2", "there is no such parameter"),
+    ],
+)
+async def test_a_faulty_parameter_is_told_as_plainly(tenant: Tenancy, query: str, detail: str) -> None:
+    (error,) = assert_problem(await tenant.client.get(f"/v1/runs?{query}"), 422, "invalid-input")["errors"]
+    assert error["detail"] == detail
+
+
+async def test_a_verb_that_takes_no_body_refuses_one_and_does_nothing(tenant: Tenancy) -> None:
+    schedule = f"/v1/schedules/{(await created(tenant))['id']}"
+    run = f"/v1/runs/{(await tenant.client.post(f'{schedule}/run')).json()['id']}"
+    await tenant.client.post(f"{schedule}/pause")
+    runs_before = (await tenant.client.get("/v1/runs")).json()
+    for verb in (f"{schedule}/run", f"{schedule}/resume", f"{run}/cancel"):
+        for body, pointer in (({"reason": "a"}, "/reason"), ([], ""), (None, "")):
+            response = await tenant.client.post(verb, content=json.dumps(body), headers=JSON)
+            (error,) = assert_problem(response, 422, "invalid-input")["errors"]
+            assert error["pointer"] == pointer
+        assert_problem(await tenant.client.post(verb, content=b"{", headers=JSON), 400, "malformed-request")
+        assert_problem(await tenant.client.post(verb, content=b"a"), 415, "unsupported-media-type")
+    assert (await tenant.client.get("/v1/runs")).json() == runs_before
+    assert (await tenant.client.get(schedule)).json()["status"] == "paused"
+    for verb in (f"{schedule}/run", f"{schedule}/resume", f"{run}/cancel"):
+        assert (await tenant.client.post(verb, json={})).is_success

@@ -223,6 +223,15 @@ async def test_a_walk_over_schedules_sees_each_once_newest_first(tenant: Tenancy
     assert seen == sorted(made, reverse=True)
 
 
+async def test_deleted_schedules_are_in_no_list_and_cannot_be_asked_for(tenant: Tenancy) -> None:
+    response = await tenant.client.get("/v1/schedules?status=deleted")
+    (fault,) = assert_problem(response, 422, "invalid-input")["errors"]
+    assert (fault["parameter"], fault["detail"]) == (
+        "status",
+        "must be 'active', 'paused', 'finished' or 'error'",
+    )
+
+
 async def test_the_list_can_be_narrowed_to_a_status(tenant: Tenancy) -> None:
     paused, _active = await created(tenant), await created(tenant)
     await tenant.client.post(f"/v1/schedules/{paused['id']}/pause")
