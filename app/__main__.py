@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from app.cli import cron
-from app.errors import CarillonError, ConfigError, SchemaMismatch
+from app.errors import CarillonError, ConfigError, SchemaMismatch, StoreUnavailable
 
 logger = logging.getLogger("app")
 
@@ -94,6 +94,8 @@ def serve(
     """Run one replica, configured by SCHEDULER_*, until SIGTERM or SIGINT drains it."""
     from app.settings import load_settings
 
+    if roles is not None:
+        _check_roles(roles)
     settings = load_settings(overrides={} if roles is None else {"SCHEDULER_ROLES": roles})
 
     from app import logs, main
@@ -101,6 +103,8 @@ def serve(
     logs.configure(settings.log)
     try:
         status = _run(main.serve(settings))
+    except StoreUnavailable as error:
+        raise StoreUnavailable(f"{settings.database.shown}: {error}") from error
     except CarillonError:
         raise
     except Exception:
@@ -109,6 +113,15 @@ def serve(
         )  # into the log, where its readers look, and masked as everything there
         status = EXIT_FAILED
     raise typer.Exit(status)
+
+
+def _check_roles(given: str) -> None:
+    """Unlike a variable's, the words of a command line may be repeated: they were on the screen already."""
+    from app.settings import Role
+
+    for word in given.split(","):
+        if word.strip() not in set(Role):
+            raise ConfigError(f"--roles: {word.strip()!r} is not a role. Allowed: {', '.join(Role)}")
 
 
 @cli.command()
@@ -131,18 +144,20 @@ def migrate(
 
 @cli.command()
 def doctor() -> None:
-    """Look for what keeps this installation from working; exit 1 when something does."""
+    """Look for what keeps this installation from working; exit 1, 2 or 3 when something does."""
     from app.cli import doctor
 
-    async def examine() -> bool:
-        is_good = True
+    async def examine() -> list[str]:
+        wrong: list[str] = []
         async for finding in doctor.examine():
             typer.echo(str(finding))
-            is_good = is_good and finding.is_good
-        return is_good
+            wrong += [] if finding.is_good else [finding.subject]
+        return wrong
 
-    if not _run(examine()):
-        raise typer.Exit(EXIT_FAILED)
+    wrong = _run(examine())
+    if wrong:
+        own = {"configuration": EXIT_CONFIG, "schema": EXIT_SCHEMA}
+        raise typer.Exit(own.get(wrong[0], EXIT_FAILED))
 
 
 @cli.command()

@@ -109,14 +109,14 @@ def test_a_wrong_command_line_ends_with_two() -> None:
 def test_wrong_roles_on_the_command_line_are_a_wrong_configuration() -> None:
     done = call("serve", "--roles", "api,worker", DATABASE_URL=NOBODY)
     assert done.exit_code == 2
-    assert "SCHEDULER_ROLES" in done.stderr
+    assert "--roles: 'worker' is not a role. Allowed: api, planner, executor, maintenance\n" in done.stderr
 
 
 @pytest.mark.parametrize("command", [("migrate",), ("migrate", "status")])
 def test_an_unreachable_database_ends_with_one_and_without_the_password(command: tuple[str, ...]) -> None:
     done = process(*command, DATABASE_URL=NOBODY)
     assert done.returncode == 1
-    assert done.stderr.startswith("carillon: ")
+    assert done.stderr.startswith("carillon: 127.0.0.1:1/carillon: the database cannot be reached")
     assert "Traceback" not in done.stderr
     assert "CANARY" not in done.stdout + done.stderr
 
@@ -126,7 +126,8 @@ def test_check_config_shows_what_is_in_force_and_no_secret() -> None:
     assert done.exit_code == 0
     assert "SCHEDULER_EXECUTOR_SLOTS=7\n" in done.stdout
     assert "SCHEDULER_PLANNER_TICK=1s\n" in done.stdout
-    assert "SCHEDULER_DATABASE_URL=(set, not shown)\n" in done.stdout
+    assert "SCHEDULER_DATABASE_URL=(set: 127.0.0.1:1/carillon; the rest is not shown)\n" in done.stdout
+    assert "SCHEDULER_API_ADMIN_KEY=(set, not shown)\n" in done.stdout
     assert "CANARY" not in done.output
 
 
@@ -153,6 +154,19 @@ def test_serve_refuses_a_database_without_our_schema_with_three(empty_dsn: str) 
     assert done.returncode == 3
     assert "carillon migrate" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_serve_names_the_database_that_it_could_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve(_settings: Settings) -> int:
+        raise StoreUnavailable("the database cannot be reached")
+
+    def leave(_settings: LogSettings) -> None: ...
+
+    monkeypatch.setattr("app.main.serve", serve)
+    monkeypatch.setattr("app.logs.configure", leave)
+    done = call("serve", DATABASE_URL=NOBODY)
+    assert done.exit_code == 1
+    assert done.stderr == "carillon: 127.0.0.1:1/carillon: the database cannot be reached\n"
 
 
 def test_serve_returns_the_status_of_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,12 +208,17 @@ def test_the_doctor_finds_nothing_wrong_with_a_good_installation(dsn: str) -> No
     done = call("doctor", DATABASE_URL=dsn)
     assert [line[:4] for line in done.stdout.splitlines()] == ["OK  "] * 5
     assert done.exit_code == 0
-    assert "PostgreSQL" in done.stdout
+
+
+async def test_the_doctor_names_the_version_as_the_server_does(dsn: str, db: Connection) -> None:
+    number = int(await db.fetchval("SELECT current_setting('server_version_num')"))
+    found = [finding async for finding in doctor.examine({"SCHEDULER_DATABASE_URL": dsn})]
+    assert found[1].text.endswith(f" answers, PostgreSQL {number // 10_000}.{number % 10_000}")
 
 
 def test_the_doctor_tells_of_a_wrong_configuration() -> None:
     done = call("doctor", DATABASE_URL=NOBODY, LOG_LEVEL="loud")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert done.stdout.startswith("FAIL configuration: ")
     assert "SCHEDULER_LOG_LEVEL" in done.stdout
 
@@ -213,7 +232,7 @@ def test_the_doctor_tells_of_an_unreachable_database_without_the_password() -> N
 
 def test_the_doctor_tells_of_a_missing_schema(empty_dsn: str) -> None:
     done = call("doctor", DATABASE_URL=empty_dsn)
-    assert done.exit_code == 1
+    assert done.exit_code == 3
     assert "FAIL schema: " in done.stdout
     assert "carillon migrate" in done.stdout
 

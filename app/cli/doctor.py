@@ -70,7 +70,9 @@ async def _examine_database(conn: Connection, settings: Settings) -> AsyncIterat
 
 def _version(conn: Connection, settings: Settings) -> Finding:
     version = conn.get_server_version()
-    place = f"{settings.database.shown} answers, PostgreSQL {version.major}.{version.minor}"
+    # The server's own word, up to what a distribution adds: the driver counts 18.6 as 18.0.6.
+    named = conn.get_settings().server_version.split()[0]
+    place = f"{settings.database.shown} answers, PostgreSQL {named}"
     if version.major < OLDEST_POSTGRES:
         return Finding("database", is_good=False, text=f"{place}; {OLDEST_POSTGRES} or newer is needed")
     return Finding("database", is_good=True, text=place)

@@ -136,7 +136,10 @@ def _entry_of(details: ErrorDetails, known: Mapping[str, Entry]) -> Entry | None
 def _fault(details: ErrorDetails) -> str:
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
-    return _FAULTS.get(details["type"], "is not allowed")
+    problem = _FAULTS.get(details["type"], "is not allowed")
+    place = details["loc"][-1]
+    # Of a list, the place of the word: the word itself is never repeated.
+    return f"word {place + 1} of it {problem}" if isinstance(place, int) else problem
 
 
 def _message(lines: Collection[str]) -> str:

@@ -48,8 +48,10 @@ def describe() -> str:
 
 
 def in_force(settings: Settings) -> list[tuple[str, str]]:
-    """(variable, value) of every setting as it is now; secrets are only said to be set."""
-    return [(entry.variable, _shown(_value(settings, entry))) for entry in entries()]
+    """(variable, value) of every setting as it is now; secrets are only said to be set, but where the database is."""
+    values = {entry.variable: _shown(_value(settings, entry)) for entry in entries()}
+    values[variable("database", "url")] = f"(set: {settings.database.shown}; the rest is not shown)"
+    return list(values.items())
 
 
 _INTRODUCTION = """\
