@@ -22,6 +22,7 @@ import httpx
 
 from app.errors import CarillonError
 from app.local.departure import Departure
+from app.local.kept import Kept, recall, remember
 from app.local.ports import reserve_port
 from app.local.postgres import EmbeddedPostgres
 from app.local.processes import Child, log_tail, spawn, stop_all, wait_ended, wait_for_line
@@ -32,8 +33,6 @@ READY_WITHIN = timedelta(seconds=60)
 FIRST_RUNS_WITHIN = timedelta(seconds=15)
 STOP_GRACE = timedelta(seconds=32)
 """The drain's own grace, and a little."""
-DEMO_FILE = "carillon-dev.json"
-"""In a kept data folder: the demo tenant's key, which the database knows only by its digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,9 @@ def run(options: Options) -> int:
             workspace = open_workspace()
             stack.callback(close_workspace, workspace)
             stack.callback(lambda: stop_all(children, grace=STOP_GRACE))
-            place = Place(postgres, workspace.path, _reserve_ports(options, stack))
+            kept = recall(options.data_dir)
+            echo_port = _reserve_echo_port(kept, stack)
+            place = Place(postgres, workspace.path, _reserve_ports(options, stack), echo_port, kept)
             return asyncio.run(departure.watch(_run(options, place, children)))
         except (KeyboardInterrupt, asyncio.CancelledError, CarillonError):
             # Also whatever the same Ctrl-C has broken: initdb, for one, is in our terminal's foreground.
@@ -78,11 +79,14 @@ def run(options: Options) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where everything is: the server, the folder of logs, and the replicas' ports."""
+    """Where everything is: the server, the folder of logs, the replicas' ports, the receiver's (0: any free one), and
+    what an earlier run has left."""
 
     postgres: EmbeddedPostgres
     folder: Path
     ports: Sequence[int]
+    echo_port: int
+    kept: Kept | None
 
 
 async def _run(options: Options, place: Place, children: list[Child]) -> int:
@@ -90,24 +94,28 @@ async def _run(options: Options, place: Place, children: list[Child]) -> int:
     applied = await migrations.apply_all(postgres.dsn)
     _say(f"PostgreSQL {postgres.version} is up, {len(applied)} migrations applied")
     receiver = spawn(
-        [sys.executable, "-m", "app.local.receiver"],
+        [sys.executable, "-m", "app.local.receiver", "--port", str(place.echo_port)],
         env=_plain_environment(),
         log_path=folder / "receiver.log",
     )
     children.append(receiver)
     echo = await wait_for_line(receiver, "listening ", within=READY_WITHIN)
-    admin_key = secrets.token_urlsafe(32)
+    admin_key = (place.kept and place.kept.admin_key) or secrets.token_urlsafe(32)
     for number, port in enumerate(ports, start=1):
         children.append(_spawn_replica(number, port, postgres.dsn, admin_key, options, folder))
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     async with httpx.AsyncClient(base_url=urls[0], trust_env=False, timeout=10) as client:
         await _all_ready(client, dict(zip(urls, children[1:], strict=True)))
-        demo = await _demo(client, admin_key, options)
+        demo = await _demo(client, admin_key, place.kept)
+        # The first port stays on record, even where it was taken this time: older schedules point at it.
+        echo_port = (place.kept and place.kept.echo_port) or httpx.URL(echo).port
+        remember(options.data_dir, Kept(demo.tenant_id, demo.key, admin_key, echo_port))
         client.headers["authorization"] = f"Bearer {demo.key}"
-        samples = await _samples(client, echo)
+        since = datetime.now(UTC)
+        samples = await _samples(client, echo, since)
         _say("ready")
-        print(_what_next(options, urls, echo, demo, admin_key, samples), flush=True)
-        watching = asyncio.create_task(_report_first_runs(client, samples))
+        print(_what_next(options, place, urls, echo, demo, admin_key, samples), flush=True)
+        watching = asyncio.create_task(_report_first_runs(client, samples, since))
         try:
             return await _first_end(children)
         finally:
@@ -156,56 +164,49 @@ async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
         return False
 
 
-async def _demo(client: httpx.AsyncClient, admin_key: str, options: Options) -> Demo:
+async def _demo(client: httpx.AsyncClient, admin_key: str, kept: Kept | None) -> Demo:
     """The demo tenant: the one of an earlier run where the data was kept, else a new one."""
-    kept = None if options.data_dir is None else options.data_dir / DEMO_FILE
-    if kept is not None and kept.exists():
-        known = json.loads(kept.read_text(encoding="utf-8"))
-        return Demo(known["tenant_id"], known["key"])
+    if kept is not None:
+        return Demo(kept.tenant_id, kept.key)
     client.headers["authorization"] = f"Bearer {admin_key}"
     tenant = await _call(client, "POST", "/v1/tenants", {"name": "demo"})
     key = await _call(
         client, "POST", f"/v1/tenants/{tenant['id']}/keys", {"name": "demo", "scopes": ["read", "write"]}
     )
-    demo = Demo(tenant["id"], key["key"])
-    if kept is not None:
-        kept.touch(mode=0o600)
-        kept.write_text(json.dumps({"tenant_id": demo.tenant_id, "key": demo.key}), encoding="utf-8")
-    return demo
+    return Demo(tenant["id"], key["key"])
 
 
-async def _samples(client: httpx.AsyncClient, echo: str) -> dict[str, str]:
-    """Two schedules that fire at once: an interval of 5 s and a one-off; ids by name. A kept interval is used again."""
-    listed = await _call(client, "GET", "/v1/schedules?limit=200", None)
-    samples: dict[str, str] = {}
-    for schedule in listed["schedules"]:
-        if schedule["name"] == "every five seconds" and schedule["status"] == "active":
-            samples[schedule["name"]] = schedule["id"]
-            body = {"target": {"method": "POST", "url": f"{echo}/every-5s", "body": '{"hello": "again"}'}}
-            await _call(client, "PATCH", f"/v1/schedules/{schedule['id']}", body)
-    soon = (datetime.now(UTC) + timedelta(seconds=3)).isoformat(timespec="milliseconds")
+async def _samples(client: httpx.AsyncClient, echo: str, now: datetime) -> dict[str, str]:
+    """Two schedules that fire at once: an interval of 5 s and a one-off; ids by name. Kept ones are used again: aimed
+    at the receiver, the one-off set to fire once more."""
+    soon = _written(now + timedelta(seconds=3))
     wanted: dict[str, tuple[dict[str, Any], str]] = {
         "every five seconds": ({"kind": "every", "every_seconds": 5}, "every-5s"),
         "once": ({"kind": "once", "at": soon}, "once"),
     }
+    listed = await _call(client, "GET", "/v1/schedules?limit=200", None)
+    usable = [schedule for schedule in listed["schedules"] if schedule["status"] in {"active", "finished"}]
+    known: dict[str, str] = {schedule["name"]: schedule["id"] for schedule in usable}
+    samples: dict[str, str] = {}
     for name, (recurrence, path) in wanted.items():
-        if name not in samples:
-            target = {"method": "POST", "url": f"{echo}/{path}", "body": json.dumps({"hello": name})}
-            made = await _call(
-                client, "POST", "/v1/schedules", {"name": name, "recurrence": recurrence, "target": target}
-            )
-            samples[name] = made["id"]
+        target = {"method": "POST", "url": f"{echo}/{path}", "body": json.dumps({"hello": name})}
+        body = {"name": name, "recurrence": recurrence, "target": target}
+        if name in known:
+            await _call(client, "PATCH", f"/v1/schedules/{known[name]}", body)
+            samples[name] = known[name]
+        else:
+            samples[name] = (await _call(client, "POST", "/v1/schedules", body))["id"]
     return samples
 
 
-async def _report_first_runs(client: httpx.AsyncClient, samples: dict[str, str]) -> None:
-    """Say when each sample's first run has succeeded: the proof that it works."""
+async def _report_first_runs(client: httpx.AsyncClient, samples: dict[str, str], since: datetime) -> None:
+    """Say when each sample's first run from `since` on has succeeded: the proof that it works."""
     waiting = dict(samples)
     try:
         async with asyncio.timeout(FIRST_RUNS_WITHIN.total_seconds()):
             while waiting:
                 for name, schedule_id in list(waiting.items()):
-                    query = f"schedule_id={schedule_id}&status=succeeded&limit=1"
+                    query = f"schedule_id={schedule_id}&status=succeeded&from={_written(since)}&limit=1"
                     for run in (await _call(client, "GET", f"/v1/runs?{query}", None))["runs"]:
                         _say(f"delivered: '{name}', planned for {run['scheduled_for']}, run {run['id']}")
                         del waiting[name]
@@ -252,12 +253,35 @@ def _reserve_ports(options: Options, held: contextlib.ExitStack) -> list[int]:
     return ports
 
 
+def _reserve_echo_port(kept: Kept | None, held: contextlib.ExitStack) -> int:
+    """The receiver's port of an earlier run, which a person's own schedules point at; 0, any free one, without that."""
+    if kept is None or kept.echo_port is None:
+        return 0
+    if reserve_port(kept.echo_port, held) is not None:
+        return kept.echo_port
+    _say(
+        f"port {kept.echo_port}, where the receiver was, is taken: it gets another, and what schedules "
+        "of your own send to the old one does not reach it"
+    )
+    return 0
+
+
+def _written(instant: datetime) -> str:
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def _say(text: str) -> None:
     print(f"carillon dev: {text}", flush=True)
 
 
 def _what_next(
-    options: Options, urls: Sequence[str], echo: str, demo: Demo, admin_key: str, samples: dict[str, str]
+    options: Options,
+    place: Place,
+    urls: Sequence[str],
+    echo: str,
+    demo: Demo,
+    admin_key: str,
+    samples: dict[str, str],
 ) -> str:
     others = "".join(f"\n  replica {number}   {url}" for number, url in enumerate(urls[1:], start=2))
     kept = (
@@ -265,7 +289,9 @@ def _what_next(
     )
     return f"""
   API         {urls[0]}   (documentation: {urls[0]}/docs){others}
-  receiver    {echo}   (answers every request with what it got)
+  receiver    {echo}   (answers 200 with method, path and size of what it got)
+  database    {place.postgres.dsn}
+  logs        {place.folder}/replica-1.log and others beside it, gone when you stop
   data        {kept}
 
   export CARILLON={urls[0]}
@@ -280,6 +306,7 @@ Try next:
     -d '{{"name": "hourly", "recurrence": {{"kind": "cron", "cron": "0 * * * *", "timezone": "Europe/Berlin"}},
          "target": {{"url": "{echo}/hourly"}}}}'
   curl -s -X POST $CARILLON/v1/schedules/{samples["once"]}/run -H "Authorization: Bearer $KEY"
+  SCHEDULER_DATABASE_URL={place.postgres.dsn} carillon doctor
 
 Ctrl-C stops everything.
 """

@@ -75,6 +75,16 @@ class Dev:
         assert found is not None, self.output
         return found[1]
 
+    def told(self, what: str) -> str:
+        """The line of its text about `what`."""
+        found = re.search(rf"^  {what} +(.+)$", self.output, re.MULTILINE)
+        assert found is not None, self.output
+        return found[1]
+
+    def told_log(self) -> str:
+        """The text of the log that its own text names."""
+        return Path(self.told("logs").split()[0]).read_text(errors="replace")
+
     def replica_urls(self) -> list[str]:
         """Where all replicas' APIs are, by its text."""
         return [self.exported("CARILLON"), *re.findall(r"^  replica \d+ +(\S+)$", self.output, re.MULTILINE)]

@@ -13,6 +13,8 @@ import pytest
 
 from app.local.answers import Hang, Reply
 from app.local.receiver import Receiver
+from app.store.migrations import require_current
+from app.store.pool import close, connect
 from tests.eventually import eventually
 from tests.ports import quiet_port
 from tests.servers import memory
@@ -66,6 +68,12 @@ async def test_dev_delivers_both_samples_from_a_taken_port_and_sigint_leaves_not
             assert [attempt["outcome"] for attempt in runs[name]["attempts"]] == ["delivered"]
             assert runs[name]["attempts"][0]["request"]["url"].startswith(dev.exported("ECHO"))
             assert runs[name]["attempts"][0]["worker"] in {"dev-1", "dev-2"}
+        assert "replica.ready" in dev.told_log()
+        conn = await connect(dev.told("database"), application_name="carillon tests")
+        try:
+            await require_current(conn)
+        finally:
+            await close(conn)
         assert len(dev.family()) >= 5, "itself, PostgreSQL, the receiver and two replicas"
         assert await dev.ended_by(signal.SIGINT) == 0
     assert left_in(temporary) == []
@@ -91,7 +99,11 @@ async def test_a_kept_data_folder_keeps_tenant_key_and_history_over_two_starts(
 
     second = launch("--port", "0", "--data-dir", str(data))
     await second.ready()
-    assert second.exported("KEY") == first.exported("KEY")
+    for name in ("KEY", "ADMIN", "ECHO"):
+        assert second.exported(name) == first.exported(name)
+    await eventually(lambda: second.output.count("delivered: ") == len(SAMPLES))
+    for run in before.values():
+        assert run["id"] not in second.output, "what an earlier start delivered proves nothing now"
     async with second.client() as client:
         for run in before.values():
             answer = await client.get(f"/v1/runs/{run['id']}")
@@ -99,7 +111,8 @@ async def test_a_kept_data_folder_keeps_tenant_key_and_history_over_two_starts(
         cut_off = (await client.get(f"/v1/runs/{hanging}")).json()
         assert cut_off["attempts"][0]["outcome"] == "abandoned"
         listed = (await client.get("/v1/schedules?limit=200")).json()["schedules"]
-        assert [schedule["name"] for schedule in listed].count("every five seconds") == 1, "used again"
+        for name in SAMPLES:
+            assert [schedule["name"] for schedule in listed].count(name) == 1, "used again"
     assert await second.ended_by(signal.SIGTERM) == 0
     assert left_in(temporary) == []
     assert left_in(open_folder) == ["data"]
@@ -128,10 +141,14 @@ async def test_two_at_once_get_ports_of_their_own_and_a_killed_one_takes_its_chi
 
     # A killed one could not tidy up, so the next start does; and what was to be kept is kept.
     assert left_by_killed
-    after = launch("--port", port, "--data-dir", data)
-    await after.ready()
-    assert after.exported("KEY") == killed.exported("KEY")
-    assert await after.ended_by(signal.SIGTERM) == 0
+    echo_port = int(killed.exported("ECHO").rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", echo_port)):
+        after = launch("--port", port, "--data-dir", data)
+        await after.ready()
+        assert f"port {echo_port}, where the receiver was, is taken" in after.output
+        assert after.exported("ECHO") != killed.exported("ECHO")
+        assert after.exported("KEY") == killed.exported("KEY")
+        assert await after.ended_by(signal.SIGTERM) == 0
     assert left_in(temporary) == []
 
 
