@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -12,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from app.domain.recurrence import Fire
+    from app.errors import InvalidInput
 
 app = typer.Typer(help="Understand cron expressions.", no_args_is_help=True)
 
@@ -55,17 +57,37 @@ def preview(
         validate(recurrence, now=start, schedule_id=ScheduleId(schedule))
         fires = preview(recurrence, start, count, ScheduleId(schedule))
     except InvalidInput as error:
-        _fail(_OPTIONS.get(error.field, error.field), error.problem)
+        _fail(_OPTIONS.get(error.field, error.field), _for_people(error, zone))
+    remarks = _remarks(expression, schedule)
     match output:
         case Output.JSON:
-            typer.echo(json.dumps({"fires": [_line(fire) for fire in fires]}))
+            typer.echo(json.dumps({"fires": [_line(fire) for fire in fires], "remarks": remarks}))
         case Output.TABLE:
             typer.echo(_table(fires, zone))
-            for remark in _remarks(expression, schedule):
+            for remark in remarks:
                 typer.echo(f"\n{remark}")
 
 
 _OPTIONS = {"recurrence.cron": "EXPR", "recurrence.timezone": "--tz"}
+
+
+def _for_people(error: InvalidInput, zone: str) -> str:
+    """The problem in the words of this command, with what was probably meant."""
+    problem = error.problem
+    for field, option in _OPTIONS.items():
+        problem = problem.replace(field, option)
+    hint = _nearest_zone(zone) if error.field == "recurrence.timezone" else None
+    return f"{problem} ({hint})" if hint and "did you mean" not in problem else problem
+
+
+def _nearest_zone(name: str) -> str | None:
+    from app.domain import zones
+
+    spelled = {known.lower(): known for known in zones.names()}
+    last = {known.rpartition("/")[2]: known for known in sorted(spelled, reverse=True)}
+    wanted = name.strip().lower().replace(" ", "_")
+    near = difflib.get_close_matches(wanted, [*spelled, *last], n=1, cutoff=0.75)
+    return f"did you mean {spelled[last.get(near[0], near[0])]!r}?" if near else None
 
 
 def _instant(text: str, zone: str) -> datetime:

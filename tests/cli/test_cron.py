@@ -22,7 +22,7 @@ def fires(*arguments: str) -> list[dict[str, Any]]:
     result = run(*arguments, "-o", "json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert list(document) == ["fires"]
+    assert list(document) == ["fires", "remarks"]
     listed: list[dict[str, Any]] = document["fires"]
     return listed
 
@@ -73,6 +73,7 @@ def test_the_example_in_the_documentation_is_what_the_command_prints() -> None:
     ],
 )
 def test_two_day_fields_are_explained_to_people(expression: str, remark: str) -> None:
+    assert json.loads(run(expression, "-n", "1", "-o", "json").stdout)["remarks"] == [remark]
     assert run(expression, "-n", "1").stdout.splitlines()[-1] == remark
     assert "both" not in run("0 12 13 * *", "-n", "1").stdout
 
@@ -111,6 +112,12 @@ def test_h_says_for_which_schedule_it_was_hashed() -> None:
         (("77 * * * *",), "EXPR: minute: 77 is outside 0 to 59\n"),
         (("0 0 31 4 *",), "EXPR: day-of-month: never fires, none of its months has such a day\n"),
         (("0 0 0 29 2 *",), "EXPR: has 6 fields; it must have 5"),
+        (("0 0 0 29 2 *",), "seconds and years are not supported"),
+        (("@every 5m",), "for an interval use the kind 'every' with every_seconds"),
+        (("CRON_TZ=UTC 0 0 * * *",), "(a zone goes into --tz)"),
+        (("@daily", "--tz", "Europe/Berln"), "(did you mean 'Europe/Berlin'?)"),
+        (("@daily", "--tz", "New York"), "(did you mean 'America/New_York'?)"),
+        (("@daily", "--tz", "berlin"), "(did you mean 'Europe/Berlin'?)"),
         (("",), "EXPR: has 0 fields"),
         (("0 0 1 1 *", "--after", "9999-06-01T00:00:00Z"), "EXPR: never fires"),
         (("@daily", "--tz", "europe/berlin"), "did you mean 'Europe/Berlin'?"),
