@@ -19,6 +19,8 @@ from app.api.problems import KINDS
 from app.domain import recurrence as recurrences
 from app.domain import retry as retries
 from app.domain import target as targets
+from app.domain.run import Reason
+from app.domain.schedule import SkipReason
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "openapi.json"
 DOCUMENT = openapi.document(blank_app())
@@ -133,3 +135,24 @@ def test_the_guide_names_every_kind_of_problem_and_every_path() -> None:
         assert f"`{kind.slug}`" in guide
     for path, method, _ in operations():
         assert f"`{method.upper()} {path}`" in guide
+
+
+def test_the_guide_names_every_reason_and_every_field_of_a_body() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    for reason in (*Reason, *SkipReason):
+        assert f"`{reason}`" in guide
+    schemas = DOCUMENT["components"]["schemas"]
+    for body in ("PauseBody", "PreviewBody", "TenantBody", "KeyBody"):
+        for field in schemas[body]["properties"]:
+            assert f"`{field}`" in guide
+    for field in schemas["ScheduleBody"]["properties"]:
+        assert f'"{field}"' in guide
+
+
+def test_the_delivery_guide_names_every_identity_header() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "delivery.md").read_text()
+    source = (Path(__file__).parents[2] / "app" / "executor" / "headers.py").read_text()
+    names = re.findall(r'^        \("([a-z-]+)", ', source, re.MULTILINE)
+    assert len(names) == 6
+    for name in names:
+        assert f"\n| `{name}` |" in guide
