@@ -23,8 +23,9 @@ from app.boottime import boottime
 from app.claim.due import DueClaims
 from app.claim.kafka.announcer import Announcer
 from app.claim.kafka.buffer import HintBuffer
+from app.claim.kafka.calls import TopicUnavailable
 from app.claim.kafka.intake import Intake
-from app.claim.kafka.topic import HintTopic, TopicUnavailable
+from app.claim.kafka.topic import HintTopic
 from app.claim.load import TenantLoad
 from app.domain.run import ClaimedRun, RunRef
 from app.loops import Wake

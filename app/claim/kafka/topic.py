@@ -1,9 +1,9 @@
-"""The topic of hints: the only file that speaks to a broker. Everything that waits is bounded; a broker that is away is
-an answer (`TopicUnavailable`), never a hang.
+"""The topic of hints as one replica uses it. Everything that waits is bounded; a broker that is away is an answer
+(`TopicUnavailable`), never a hang.
 
-aiokafka's ways, each met here: `start` raises at once when no broker answers; `stop` may raise CancelledError by
-itself (aio-libs/aiokafka#647) or wait for 40 s, so it runs bounded in a task of its own; a bare `commit()` may speak of
-partitions that were lost meanwhile (aio-libs/aiokafka#933), so offsets are always named.
+aiokafka's ways, each met here: `start` raises at once when no broker answers; `getmany` waits beyond its time for a
+group that gives out its partitions anew; a bare `commit()` may speak of partitions that were lost meanwhile
+(aio-libs/aiokafka#933), so offsets are always named. For more of them see `calls`.
 """
 
 from __future__ import annotations
@@ -11,42 +11,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import (
-    KafkaConnectionError,
-    KafkaError,
-    SaslAuthenticationFailed,
-    TopicAuthorizationFailedError,
-    UnsupportedVersionError,
-    for_code,
-)
+from aiokafka.errors import for_code
 
 from app.boottime import boottime
-from app.errors import CarillonError, ConfigError
+from app.claim.kafka.calls import (
+    CALL_WITHIN,
+    TopicUnavailable,
+    asked,
+    started,
+    stop_admin,
+    stop_consumer,
+    stop_producer,
+)
+from app.errors import ConfigError
 from app.settings import KafkaSettings
 
 logger = logging.getLogger(__name__)
 
-CALL_WITHIN = timedelta(seconds=5)
-STOP_WITHIN = timedelta(seconds=2)
 METADATA_AGE_MS = 5_000
 """A topic that was deleted and made again is noticed within this."""
 SESSION_MS = 10_000
 POLL_GAP_MS = 60_000
 JOIN_WITHIN = 30.0
 """Seconds a group may take to give out its partitions. After that the consumer is taken for one that never will."""
+NO_IDEMPOTENCE = (
+    "SCHEDULER_KAFKA_IDEMPOTENCE: the broker makes no idempotent producers, as small brokers do not; set "
+    "SCHEDULER_KAFKA_IDEMPOTENCE=false for this one"
+)
+LOOK_AGAIN = 0.05
+"""Seconds between two looks for a topic that was just made."""
 TOPIC_EXISTS = 36
 """Protocol code TOPIC_ALREADY_EXISTS."""
-
-
-class TopicUnavailable(CarillonError):
-    """No broker answered, or the topic cannot be used right now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class HintTopic:
         self._consumer: AIOKafkaConsumer | None = None
         self._known: frozenset[TopicPartition] = frozenset()
         self._joined_at = 0.0
+        self._committing: asyncio.Task[None] | None = None
 
     async def ensure(self) -> int:
         """Make the topic if that is allowed, else look that it is there; its number of partitions.
@@ -86,32 +89,28 @@ class HintTopic:
         """
         settings = self._settings
         admin = AIOKafkaAdminClient(client_id=self._client_id, **self._connection())
+        await started(admin, "look at the topic", stop=stop_admin)
         try:
-            async with _asked("look at the topic"):
-                await admin.start()
+            async with asked("look at the topic"):
                 if settings.create_topic:
                     await self._create(admin)
-                described = await admin.describe_topics([settings.topic])
+                partitions = await self._partitions(admin)
+                while settings.create_topic and not partitions:  # made, but not known everywhere yet
+                    await asyncio.sleep(LOOK_AGAIN)
+                    partitions = await self._partitions(admin)
         finally:
-            await _bounded_stop(admin.close())
-        partitions = [
-            topic["partitions"]
-            for topic in described
-            if topic["topic"] == settings.topic and not topic["error_code"]
-        ]
-        if not partitions or not partitions[0]:
-            if settings.create_topic:
-                raise TopicUnavailable(f"the topic {settings.topic} is being made")
+            await stop_admin(admin)
+        if not partitions:
             raise ConfigError(
                 f"SCHEDULER_KAFKA_TOPIC: there is no topic {settings.topic}, and SCHEDULER_KAFKA_CREATE_TOPIC is "
                 f"false; make it with {settings.partitions} partitions, or allow it to be made"
             )
-        if len(partitions[0]) < settings.partitions:
+        if partitions < settings.partitions:
             logger.warning(
                 "kafka.fewer_partitions",
-                extra={"topic": settings.topic, "has": len(partitions[0]), "wanted": settings.partitions},
+                extra={"topic": settings.topic, "has": partitions, "wanted": settings.partitions},
             )
-        return len(partitions[0])
+        return partitions
 
     async def open_producer(self) -> AIOKafkaProducer:
         """Get ready to send. Raises ConfigError when the broker lacks what is asked of it, or TopicUnavailable."""
@@ -126,7 +125,8 @@ class HintTopic:
                 metadata_max_age_ms=METADATA_AGE_MS,
                 **self._connection(),
             )
-            await self._started(producer, "open the producer")
+            lacking = NO_IDEMPOTENCE if self._settings.idempotence else None
+            await started(producer, "open the producer", stop=stop_producer, lacking=lacking)
             self._producer = producer
         return self._producer
 
@@ -134,7 +134,7 @@ class HintTopic:
         """Send hints and wait until the broker has them. Raises TopicUnavailable; some may have arrived then."""
         producer = await self.open_producer()
         try:
-            async with _asked("send hints"):
+            async with asked("send hints"):
                 sending = [
                     await producer.send(self._settings.topic, key=key, value=value) for key, value in messages
                 ]
@@ -151,7 +151,7 @@ class HintTopic:
         """
         consumer = await self._open_consumer()
         try:
-            async with asyncio.timeout(2 * within.total_seconds()), _asked("receive hints"):
+            async with asyncio.timeout(2 * within.total_seconds()), asked("receive hints"):
                 batches = await consumer.getmany(
                     timeout_ms=int(within.total_seconds() * 1000), max_records=limit
                 )
@@ -160,7 +160,7 @@ class HintTopic:
                 raise TopicUnavailable("receive hints: the group gives out no partitions") from None
             return []
         self._joined_at = boottime()
-        async with _asked("begin with partitions"):
+        async with asked("begin with partitions"):
             await self._settle_in(consumer, batches)
         return [
             Message(partition.partition, record.offset, record.key, record.value)
@@ -187,15 +187,24 @@ class HintTopic:
         if consumer is None:
             return
         owned = {one: positions[one.partition] for one in consumer.assignment() if one.partition in positions}
-        if owned:
-            async with _asked("commit", within=within or CALL_WITHIN):
-                await consumer.commit(owned)
+        if not owned:
+            return
+        if self._committing is not None and not self._committing.done():
+            raise TopicUnavailable("commit: the one before is still under way")
+        # In a task that is not cut off in the middle: aiokafka's answer to it would be nobody's then.
+        self._committing = asyncio.create_task(consumer.commit(owned))
+        self._committing.add_done_callback(_look_at)
+        async with asked("commit", within=within or CALL_WITHIN):
+            await asyncio.shield(self._committing)
 
     async def stop_receiving(self) -> None:
         """Leave the group, so that the partitions move on at once."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            await _bounded_stop(consumer.stop())
+            await stop_consumer(consumer)
+        if self._committing is not None:
+            self._committing.cancel()  # it tries for ever
+            await asyncio.wait([self._committing])
 
     async def close(self) -> None:
         await self.stop_receiving()
@@ -210,9 +219,9 @@ class HintTopic:
             enable_auto_commit=False,
             **self._connection(),
         )
+        await started(consumer, "look at the lag", stop=stop_consumer)
         try:
-            async with _asked("look at the lag"):
-                await consumer.start()
+            async with asked("look at the lag"):
                 every = [TopicPartition(self._settings.topic, number) for number in range(partitions)]
                 consumer.assign(every)
                 ends = await consumer.end_offsets(every)
@@ -221,8 +230,15 @@ class HintTopic:
                     committed = await consumer.committed(one)
                     lag += 0 if committed is None else max(0, ends[one] - committed)
         finally:
-            await _bounded_stop(consumer.stop())
+            await stop_consumer(consumer)
         return TopicState(partitions, lag)
+
+    async def _partitions(self, admin: AIOKafkaAdminClient) -> int:
+        """How many the topic has; 0 when the broker knows of no such topic."""
+        for topic in await admin.describe_topics([self._settings.topic]):
+            if topic["topic"] == self._settings.topic and not topic["error_code"]:
+                return len(topic["partitions"])
+        return 0
 
     async def _create(self, admin: AIOKafkaAdminClient) -> None:
         settings = self._settings
@@ -252,21 +268,19 @@ class HintTopic:
                 request_timeout_ms=SESSION_MS + 10_000,
                 **self._connection(),
             )
-            # Started without topics, it does not wait for an assignment (which takes seconds).
-            await self._started(consumer, "open the consumer")
+            try:
+                async with asked("open the consumer"):
+                    await (
+                        consumer.start()
+                    )  # without topics: it would wait for an assignment, which takes seconds
+            except BaseException:
+                await stop_consumer(consumer)
+                raise
             consumer.subscribe([self._settings.topic])
             self._known = frozenset()
             self._joined_at = boottime()
             self._consumer = consumer
         return self._consumer
-
-    async def _started(self, client: AIOKafkaProducer | AIOKafkaConsumer, what: str) -> None:
-        try:
-            async with _asked(what):
-                await client.start()
-        except (TopicUnavailable, ConfigError):
-            await _bounded_stop(client.stop())
-            raise
 
     async def _settle_in(
         self, consumer: AIOKafkaConsumer, batches: Mapping[TopicPartition, Sequence[ConsumerRecord]]
@@ -285,7 +299,7 @@ class HintTopic:
     async def _close_producer(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            await _bounded_stop(producer.stop())
+            await stop_producer(producer)
 
     def _connection(self) -> dict[str, Any]:
         settings = self._settings
@@ -305,43 +319,7 @@ class HintTopic:
         return connection
 
 
-class _asked:  # noqa: N801 reads as a statement
-    """Bound a call to the broker and turn what comes of it into one of our two answers."""
-
-    def __init__(self, what: str, *, within: timedelta = CALL_WITHIN) -> None:
-        self._what = what
-        self._timeout = asyncio.timeout(within.total_seconds())
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
-    ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError:
-            raise TopicUnavailable(f"{self._what}: the broker did not answer in time") from None
-        match error:
-            case SaslAuthenticationFailed() | TopicAuthorizationFailedError():
-                raise ConfigError(
-                    f"SCHEDULER_KAFKA_*: the broker refuses us ({type(error).__name__})"
-                ) from None
-            case UnsupportedVersionError():
-                raise ConfigError(
-                    f"SCHEDULER_KAFKA_*: the broker cannot do this ({error}); "
-                    "without idempotence (SCHEDULER_KAFKA_IDEMPOTENCE=false) older and small brokers may"
-                ) from None
-            case KafkaConnectionError() | KafkaError() | OSError():
-                raise TopicUnavailable(f"{self._what}: {type(error).__name__}: {error}") from None
-            case _:
-                return
-
-
-async def _bounded_stop(stopping: Awaitable[Any]) -> None:
-    task = asyncio.ensure_future(stopping)
-    done, _ = await asyncio.wait([task], timeout=STOP_WITHIN.total_seconds())
-    if not done:
-        task.cancel()
-    elif not task.cancelled() and task.exception() is not None:
-        logger.info("kafka.stop_failed", extra={"error": repr(task.exception())})
+def _look_at(task: asyncio.Task[None]) -> None:
+    """Its failure has been seen, if only here."""
+    if not task.cancelled():
+        task.exception()

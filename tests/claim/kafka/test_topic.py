@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from app.claim.kafka.topic import HintTopic, Message, TopicState, TopicUnavailable
+from app.claim.kafka.calls import TopicUnavailable
+from app.claim.kafka.topic import HintTopic, Message, TopicState
 from app.errors import ConfigError
 from app.settings import KafkaSettings
 from tests.brokers import BrokerPlace, OwnBroker, place_on
