@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -45,9 +46,11 @@ def no_children_left(servers: Servers) -> Iterator[None]:
 
 def children() -> set[int]:
     """The process ids of our direct children."""
-    return {
-        int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()
-    }
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+            found.update(int(pid) for pid in path.read_text().split())
+    return found
 
 
 async def _tasks_left() -> list[asyncio.Task[Any]]:
