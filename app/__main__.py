@@ -183,7 +183,10 @@ def dev(
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, max=16, help="How many replicas to run.")] = 1,
     claim_mode: Annotated[
-        str, typer.Option(metavar="MODE", help="What hands out work: postgres.")
+        str,
+        typer.Option(
+            metavar="MODE", help="What hands out work: postgres, or kafka with a broker of its own."
+        ),
     ] = "postgres",
 ) -> None:
     """Run everything on this machine: PostgreSQL, replicas, a demo tenant and samples. Ctrl-C ends all of it."""
@@ -193,7 +196,9 @@ def dev(
     if claim_mode not in set(ClaimMode):
         raise ConfigError(f"--claim-mode: there is no such mode. Allowed: {', '.join(ClaimMode)}")
     raise typer.Exit(
-        dev.run(dev.Options(port=port, replicas=replicas, data_dir=data_dir, claim_mode=claim_mode))
+        dev.run(
+            dev.Options(port=port, replicas=replicas, data_dir=data_dir, claim_mode=ClaimMode(claim_mode))
+        )
     )
 
 

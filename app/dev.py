@@ -1,7 +1,8 @@
 """`carillon dev`: everything on this machine with one command, gone with one Ctrl-C.
 
-Starts an embedded PostgreSQL, migrates it, starts the echo receiver and the replicas as children that die with us,
-makes a demo tenant with a key and two samples over the public API, and says what to try next.
+Starts an embedded PostgreSQL, in kafka mode a broker too, migrates it, starts the echo receiver and the replicas as
+children that die with us, makes a demo tenant with a key and two samples over the public API, and says what to try
+next.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import httpx
 
 from app.errors import CarillonError
+from app.local.broker import EmbeddedBroker
 from app.local.departure import Departure
 from app.local.kept import Kept, recall, remember
 from app.local.ports import reserve_port
 from app.local.postgres import EmbeddedPostgres
 from app.local.processes import Child, log_tail, spawn, stop_all, wait_ended, wait_for_line
 from app.local.workspace import close_workspace, open_workspace
+from app.settings import ClaimMode
 from app.store import migrations
 
 READY_WITHIN = timedelta(seconds=60)
@@ -42,7 +45,7 @@ class Options:
     port: int
     replicas: int
     data_dir: Path | None
-    claim_mode: str = "postgres"
+    claim_mode: ClaimMode = ClaimMode.POSTGRES
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ def run(options: Options) -> int:
     departure.listen()
     with contextlib.ExitStack() as stack:
         try:
+            broker = _start_broker(options, stack)
             _say("starting PostgreSQL …")
             postgres = stack.enter_context(EmbeddedPostgres.start(options.data_dir))
             workspace = open_workspace()
@@ -67,7 +71,7 @@ def run(options: Options) -> int:
             stack.callback(lambda: stop_all(children, grace=STOP_GRACE))
             kept = recall(options.data_dir)
             echo_port = _reserve_echo_port(kept, stack)
-            place = Place(postgres, workspace.path, _reserve_ports(options, stack), echo_port, kept)
+            place = Place(postgres, broker, workspace.path, _reserve_ports(options, stack), echo_port, kept)
             return asyncio.run(departure.watch(_run(options, place, children)))
         except (KeyboardInterrupt, asyncio.CancelledError, CarillonError):
             # Also whatever the same Ctrl-C has broken: initdb, for one, is in our terminal's foreground.
@@ -79,10 +83,11 @@ def run(options: Options) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where everything is: the server, the folder of logs, the replicas' ports, the receiver's (0: any free one), and
+    """Where everything is: the servers, the folder of logs, the replicas' ports, the receiver's (0: any free one), and
     what an earlier run has left."""
 
     postgres: EmbeddedPostgres
+    broker: EmbeddedBroker | None
     folder: Path
     ports: Sequence[int]
     echo_port: int
@@ -102,7 +107,7 @@ async def _run(options: Options, place: Place, children: list[Child]) -> int:
     echo = await wait_for_line(receiver, "listening ", within=READY_WITHIN)
     admin_key = (place.kept and place.kept.admin_key) or secrets.token_urlsafe(32)
     for number, port in enumerate(ports, start=1):
-        children.append(_spawn_replica(number, port, postgres.dsn, admin_key, options, folder))
+        children.append(_spawn_replica(number, port, admin_key, place))
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     async with httpx.AsyncClient(base_url=urls[0], trust_env=False, timeout=10) as client:
         await _all_ready(client, dict(zip(urls, children[1:], strict=True)))
@@ -122,11 +127,33 @@ async def _run(options: Options, place: Place, children: list[Child]) -> int:
             watching.cancel()
 
 
-def _spawn_replica(number: int, port: int, dsn: str, admin_key: str, options: Options, folder: Path) -> Child:
+def _start_broker(options: Options, running: contextlib.ExitStack) -> EmbeddedBroker | None:
+    """In kafka mode, started before and stopped after everything that uses it."""
+    match options.claim_mode:
+        case ClaimMode.POSTGRES:
+            return None
+        case ClaimMode.KAFKA:
+            _say("starting a broker …")
+            return running.enter_context(EmbeddedBroker.start())
+        case _:
+            assert_never(options.claim_mode)
+
+
+def _claim_settings(broker: EmbeddedBroker | None) -> dict[str, str]:
+    if broker is None:
+        return {"SCHEDULER_CLAIM_MODE": ClaimMode.POSTGRES}
+    return {
+        "SCHEDULER_CLAIM_MODE": ClaimMode.KAFKA,
+        "SCHEDULER_KAFKA_BOOTSTRAP": broker.bootstrap,
+        "SCHEDULER_KAFKA_IDEMPOTENCE": "false",  # the embedded one has no idempotent producers
+    }
+
+
+def _spawn_replica(number: int, port: int, admin_key: str, place: Place) -> Child:
     environment = {
         **_plain_environment(),
-        "SCHEDULER_DATABASE_URL": dsn,
-        "SCHEDULER_CLAIM_MODE": options.claim_mode,
+        **_claim_settings(place.broker),
+        "SCHEDULER_DATABASE_URL": place.postgres.dsn,
         "SCHEDULER_REPLICA": f"dev-{number}",
         "SCHEDULER_API_PORT": str(port),
         "SCHEDULER_API_ADMIN_KEY": admin_key,
@@ -134,7 +161,9 @@ def _spawn_replica(number: int, port: int, dsn: str, admin_key: str, options: Op
         "SCHEDULER_LOG_FORMAT": "text",
     }
     return spawn(
-        [sys.executable, "-m", "app", "serve"], env=environment, log_path=folder / f"replica-{number}.log"
+        [sys.executable, "-m", "app", "serve"],
+        env=environment,
+        log_path=place.folder / f"replica-{number}.log",
     )
 
 
@@ -287,10 +316,16 @@ def _what_next(
     kept = (
         f"kept in {options.data_dir}" if options.data_dir else "gone when you stop (keep it: --data-dir DIR)"
     )
+    broker = claims = ""
+    if place.broker is not None:
+        broker = f"""
+  broker      {place.broker.bootstrap}   (Tansu, in memory; it makes no idempotent producers,
+              so the replicas run with SCHEDULER_KAFKA_IDEMPOTENCE=false)"""
+        claims = "".join(f"{name}={value} " for name, value in _claim_settings(place.broker).items())
     return f"""
   API         {urls[0]}   (documentation: {urls[0]}/docs){others}
   receiver    {echo}   (answers 200 with method, path and size of what it got)
-  database    {place.postgres.dsn}
+  database    {place.postgres.dsn}{broker}
   logs        {place.folder}/replica-1.log and others beside it, gone when you stop
   data        {kept}
 
@@ -306,7 +341,7 @@ Try next:
     -d '{{"name": "hourly", "recurrence": {{"kind": "cron", "cron": "0 * * * *", "timezone": "Europe/Berlin"}},
          "target": {{"url": "{echo}/hourly"}}}}'
   curl -s -X POST $CARILLON/v1/schedules/{samples["once"]}/run -H "Authorization: Bearer $KEY"
-  SCHEDULER_DATABASE_URL={place.postgres.dsn} carillon doctor
+  SCHEDULER_DATABASE_URL={place.postgres.dsn} {claims}carillon doctor
 
 Ctrl-C stops everything.
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from app.errors import CarillonError, ConfigError
-from app.settings import Settings, load_settings
+from app.settings import ClaimMode, KafkaSettings, Settings, load_settings
 from app.store import migrations, partitions
 from app.store.planning import database_now
 from app.store.pool import Connection, close, connect, translated
@@ -41,6 +41,13 @@ async def examine(environ: Mapping[str, str] | None = None) -> AsyncIterator[Fin
         return
     roles = ", ".join(sorted(settings.roles))
     yield Finding("configuration", is_good=True, text=f"complete; this replica would be {roles}")
+    async for finding in _examine_database(settings):
+        yield finding
+    if settings.claim.mode is ClaimMode.KAFKA:
+        yield await _broker(settings.kafka)
+
+
+async def _examine_database(settings: Settings) -> AsyncIterator[Finding]:
     try:
         conn = await connect(settings.database.dsn, application_name="carillon doctor")
     except CarillonError as error:
@@ -48,7 +55,7 @@ async def examine(environ: Mapping[str, str] | None = None) -> AsyncIterator[Fin
         return
     try:
         with translated():
-            async for finding in _examine_database(conn, settings):
+            async for finding in _examine_connected(conn, settings):
                 yield finding
     except CarillonError as error:
         yield Finding("database", is_good=False, text=f"{settings.database.shown}: {error}")
@@ -56,7 +63,7 @@ async def examine(environ: Mapping[str, str] | None = None) -> AsyncIterator[Fin
         await close(conn)
 
 
-async def _examine_database(conn: Connection, settings: Settings) -> AsyncIterator[Finding]:
+async def _examine_connected(conn: Connection, settings: Settings) -> AsyncIterator[Finding]:
     version = _version(conn, settings)
     yield version
     yield await _clock(conn)
@@ -108,3 +115,28 @@ async def _months(conn: Connection) -> Finding:
     if end - now < HORIZON_WANTED:
         return Finding("months", is_good=False, text=f"{text}, that is soon; does maintenance run?")
     return Finding("months", is_good=True, text=text)
+
+
+async def _broker(kafka: KafkaSettings) -> Finding:
+    # Imported only when chosen: in postgres mode nobody pays for the client.
+    from app.claim.kafka.state import look_at_topic
+
+    place = f"{kafka.servers}, topic {kafka.topic}"
+    try:
+        state = await look_at_topic(kafka)
+    except CarillonError as error:
+        return Finding("broker", is_good=False, text=f"{place}: {error}; until it works, runs fire late")
+    if state.partitions == 0:
+        if kafka.create_topic:
+            return Finding("broker", is_good=True, text=f"{place}: not there yet, the first replica makes it")
+        return Finding(
+            "broker",
+            is_good=False,
+            text=f"{place}: there is no such topic, and SCHEDULER_KAFKA_CREATE_TOPIC is false; make it with "
+            f"{kafka.partitions} partitions, or allow it to be made",
+        )
+    return Finding(
+        "broker",
+        is_good=True,
+        text=f"{place}: {state.partitions} partitions, group {kafka.group} lags by {state.lag} hints",
+    )

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -30,21 +28,16 @@ from app.claim.kafka.calls import (
     stop_consumer,
     stop_producer,
 )
+from app.claim.kafka.clients import METADATA_AGE_MS, connection, partitions_of, start_producer
 from app.errors import ConfigError
 from app.settings import KafkaSettings
 
 logger = logging.getLogger(__name__)
 
-METADATA_AGE_MS = 5_000
-"""A topic that was deleted and made again is noticed within this."""
 SESSION_MS = 10_000
 POLL_GAP_MS = 60_000
 JOIN_WITHIN = 30.0
 """Seconds a group may take to give out its partitions. After that the consumer is taken for one that never will."""
-NO_IDEMPOTENCE = (
-    "SCHEDULER_KAFKA_IDEMPOTENCE: the broker makes no idempotent producers, as small brokers do not; set "
-    "SCHEDULER_KAFKA_IDEMPOTENCE=false for this one"
-)
 LOOK_AGAIN = 0.05
 """Seconds between two looks for a topic that was just made."""
 TOPIC_EXISTS = 36
@@ -59,14 +52,6 @@ class Message:
     offset: int
     key: bytes | None
     value: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class TopicState:
-    """For people: what the broker says of the topic, and how far its group is behind (None: not known)."""
-
-    partitions: int
-    lag: int | None
 
 
 class HintTopic:
@@ -88,16 +73,16 @@ class HintTopic:
         TopicUnavailable when no broker answers.
         """
         settings = self._settings
-        admin = AIOKafkaAdminClient(client_id=self._client_id, **self._connection())
+        admin = AIOKafkaAdminClient(client_id=self._client_id, **connection(self._settings))
         await started(admin, "look at the topic", stop=stop_admin)
         try:
             async with asked("look at the topic"):
                 if settings.create_topic:
                     await self._create(admin)
-                partitions = await self._partitions(admin)
+                partitions = await partitions_of(admin, settings.topic)
                 while settings.create_topic and not partitions:  # made, but not known everywhere yet
                     await asyncio.sleep(LOOK_AGAIN)
-                    partitions = await self._partitions(admin)
+                    partitions = await partitions_of(admin, settings.topic)
         finally:
             await stop_admin(admin)
         if not partitions:
@@ -116,18 +101,7 @@ class HintTopic:
         """Get ready to send. Raises ConfigError when the broker lacks what is asked of it, or TopicUnavailable."""
         if self._producer is None:
             await self.ensure()
-            producer = AIOKafkaProducer(
-                client_id=self._client_id,
-                acks="all",
-                enable_idempotence=self._settings.idempotence,
-                linger_ms=5,
-                request_timeout_ms=int(CALL_WITHIN.total_seconds() * 1000),
-                metadata_max_age_ms=METADATA_AGE_MS,
-                **self._connection(),
-            )
-            lacking = NO_IDEMPOTENCE if self._settings.idempotence else None
-            await started(producer, "open the producer", stop=stop_producer, lacking=lacking)
-            self._producer = producer
+            self._producer = await start_producer(self._settings, client_id=self._client_id)
         return self._producer
 
     async def send(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
@@ -210,36 +184,6 @@ class HintTopic:
         await self.stop_receiving()
         await self._close_producer()
 
-    async def state(self) -> TopicState:
-        """Ask the broker, without joining the group. Raises TopicUnavailable or ConfigError."""
-        partitions = await self.ensure()
-        consumer = AIOKafkaConsumer(
-            client_id=self._client_id,
-            group_id=self._settings.group,
-            enable_auto_commit=False,
-            **self._connection(),
-        )
-        await started(consumer, "look at the lag", stop=stop_consumer)
-        try:
-            async with asked("look at the lag"):
-                every = [TopicPartition(self._settings.topic, number) for number in range(partitions)]
-                consumer.assign(every)
-                ends = await consumer.end_offsets(every)
-                lag = 0
-                for one in every:
-                    committed = await consumer.committed(one)
-                    lag += 0 if committed is None else max(0, ends[one] - committed)
-        finally:
-            await stop_consumer(consumer)
-        return TopicState(partitions, lag)
-
-    async def _partitions(self, admin: AIOKafkaAdminClient) -> int:
-        """How many the topic has; 0 when the broker knows of no such topic."""
-        for topic in await admin.describe_topics([self._settings.topic]):
-            if topic["topic"] == self._settings.topic and not topic["error_code"]:
-                return len(topic["partitions"])
-        return 0
-
     async def _create(self, admin: AIOKafkaAdminClient) -> None:
         settings = self._settings
         new = NewTopic(
@@ -266,7 +210,7 @@ class HintTopic:
                 max_poll_interval_ms=POLL_GAP_MS,
                 metadata_max_age_ms=METADATA_AGE_MS,
                 request_timeout_ms=SESSION_MS + 10_000,
-                **self._connection(),
+                **connection(self._settings),
             )
             try:
                 async with asked("open the consumer"):
@@ -300,23 +244,6 @@ class HintTopic:
         producer, self._producer = self._producer, None
         if producer is not None:
             await stop_producer(producer)
-
-    def _connection(self) -> dict[str, Any]:
-        settings = self._settings
-        connection: dict[str, Any] = {
-            "bootstrap_servers": settings.servers,
-            "security_protocol": settings.security,
-        }
-        if settings.security.endswith("SSL"):
-            connection["ssl_context"] = ssl.create_default_context(cafile=settings.ca_file)
-        if settings.security.startswith("SASL"):
-            password = settings.secret
-            connection |= {
-                "sasl_mechanism": settings.sasl_mechanism,
-                "sasl_plain_username": settings.username,
-                "sasl_plain_password": None if password is None else password.get_secret_value(),
-            }
-        return connection
 
 
 def _look_at(task: asyncio.Task[None]) -> None:

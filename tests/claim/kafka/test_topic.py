@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from app.claim.kafka.calls import TopicUnavailable
-from app.claim.kafka.topic import HintTopic, Message, TopicState
+from app.claim.kafka.state import TopicState, look_at_topic
+from app.claim.kafka.topic import HintTopic, Message
 from app.errors import ConfigError
 from app.settings import KafkaSettings
 from tests.brokers import BrokerPlace, OwnBroker, place_on
@@ -283,17 +284,21 @@ async def test_partitions_that_are_not_ours_are_not_committed(replica: Open) -> 
         assert values(await received_by(again, 20)) == list(range(20))
 
 
-async def test_the_lag_is_told_without_joining_the_group(replica: Open) -> None:
-    async with replica() as topic, replica() as onlooker:
+async def test_the_lag_is_told_without_joining_the_group(broker: BrokerPlace, replica: Open) -> None:
+    async with replica() as topic:
         await joined(topic)
         await send_singly(topic, numbered(30))
-        state = await onlooker.state()
-        assert state == TopicState(PARTITIONS, lag=30)
+        assert await look_at_topic(settings_for(broker)) == TopicState(PARTITIONS, lag=30)
         received = await received_by(topic, 30)
         await topic.commit(after(received))
-        assert (await onlooker.state()).lag == 0
+        assert await look_at_topic(settings_for(broker)) == TopicState(PARTITIONS, lag=0)
         assert len(topic.owned()) == PARTITIONS
-        assert onlooker.owned() == set()
+
+
+async def test_a_look_at_a_missing_topic_does_not_make_it(broker: BrokerPlace) -> None:
+    for _ in range(2):
+        state = await look_at_topic(settings_for(broker))
+        assert (state.partitions == 0) != broker.server.makes_topics_unasked
 
 
 async def test_a_cancelled_receive_loses_nothing(replica: Open) -> None:
@@ -327,7 +332,7 @@ async def test_a_broker_that_is_not_there_is_an_answer(caplog: pytest.LogCapture
     topic = HintTopic(settings, client_id="tests")
     calls: list[Callable[[], Any]] = [
         topic.ensure,
-        topic.state,
+        partial(look_at_topic, settings),
         partial(topic.send, numbered(1)),
         partial(topic.receive, 1, within=WITHIN),
     ]
