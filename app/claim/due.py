@@ -43,8 +43,10 @@ DISCOVER_EVERY = 0.5
 RING_PAGE = 1_000
 """Tenants walked over per look; more of them are taken up in the following looks."""
 SWEEP_AT_LEAST = 1.0
+SWEEP_AT_MOST = 5.0
 SWEEP_SHARE = 20
-"""A sweep from the left end follows the last one by max(1 s, 20 × its duration)."""
+"""A sweep from the left end follows the last one by 20 × its duration, within these bounds in seconds. The upper one is
+for a sweep that a stalled database made long: what lies behind the cursor must not wait for minutes after it."""
 CLOCK_AGE = 10.0
 """Seconds after which the database's clock is looked at again."""
 CLOCK_LOOKS = 3
@@ -195,7 +197,8 @@ class DueClaims:
             raise
         self._unknown.discard(grant.token)
         if started >= self._sweep_at:
-            self._sweep_at = boottime() + max(SWEEP_AT_LEAST, SWEEP_SHARE * (boottime() - started))
+            pause = SWEEP_SHARE * (boottime() - started)
+            self._sweep_at = boottime() + min(max(SWEEP_AT_LEAST, pause), SWEEP_AT_MOST)
         metrics.CLAIMS.labels(source=source).inc()
         metrics.CLAIMED_RUNS.inc(len(runs))
         return runs

@@ -46,7 +46,9 @@ _FIELDS = ("method", "url", "headers", "body")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?|")
 _SECRET_NAME = re.compile(
-    r"auth|cookie|token|secret|signature|passw|credential|api-?_?key|access-?_?key", re.I
+    r"auth|cookie|token|secret|signature|signing|passw|[-_]pass$|pwd|credential|session|jwt|bearer"
+    r"|api-?_?key|access-?_?key|(?:^|[-_])key$",
+    re.IGNORECASE,
 )
 MASK = "[redacted]"
 

@@ -128,7 +128,13 @@ def schedule_of(row: tuple[Any, ...]) -> Schedule:
             created_at=created_at,
             updated_at=updated_at,
         )
-    except (InvalidInput, ValueError, KeyError, TypeError) as error:  # the three readers' refusals
+    except (
+        InvalidInput,
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+    ) as error:  # the three readers' refusals
         raise Conflict(
             f"the schedule cannot be understood any more and can only be deleted: {error}"
         ) from error

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -292,27 +293,32 @@ async def test_what_lies_behind_the_cursor_is_found_by_the_next_sweep(
     assert _refs(await rig.claims.claim(10)) == refs[:1]
 
 
+@pytest.mark.parametrize(
+    ("cost", "pause"),
+    [(0.01, 1.0), (0.1, 2.0), (0.5, 5.0), (4.0, 5.0)],
+    ids=["at least a second", "20 times its cost", "at most 5 s", "a stalled database"],
+)
 async def test_sweeps_are_paced_by_what_they_cost(
-    db: Connection, claim_pool: Pool, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    db: Connection, claim_pool: Pool, clock: Clock, monkeypatch: pytest.MonkeyPatch, cost: float, pause: float
 ) -> None:
     real = claims.claim_due
-    looks: list[object] = []
+    swept: list[float] = []
 
     async def costly(*args: Any, **named: Any) -> list[ClaimedRun]:
-        looks.append(named["behind"])
-        clock.now += 0.5
+        clock.now += cost
+        if named["behind"] == claims.LEFT_END:
+            swept.append(clock.now)
         return await real(*args, **named)
 
     monkeypatch.setattr(claims, "claim_due", costly)
     rig = _rig(claim_pool, pace=Pace(poll=timedelta()))
     await seed_runs(db, await seed_schedule(db), 3)
     assert len(await rig.claims.claim(10)) == 3
-    swept_at = clock.now
-    while clock.now < swept_at + 30:
+    while len(swept) < 4:
         await rig.claims.claim(10)
-    sweeps = sum(1 for behind in looks if behind == claims.LEFT_END)
-    assert sweeps == 1 + 2  # the first one, and one each 0.5 s × 20
-    assert len(looks) > 30
+    for one, following in pairwise(swept):
+        # The pause, and up to three claims: the one under way at its end, its own, and one more for an idle claim.
+        assert pause <= following - one <= pause + 3 * cost + 0.001
 
 
 async def test_a_claim_waits_for_the_next_planned_run_and_takes_it(

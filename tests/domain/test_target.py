@@ -217,6 +217,16 @@ def test_the_origin_is_scheme_host_and_port() -> None:
     [
         *("Authorization", "cookie", "X-Api-Key", "x-apikey", "api_key", "X-Auth-Token", "webhook-signature"),
         *("X-Hub-Signature-256", "client-secret", "X-Password", "AWS-Access-Key-Id", "X-Amz-Security-Token"),
+        *(
+            "X-Functions-Key",
+            "Ocp-Apim-Subscription-Key",
+            "Private-Key",
+            "X-Session",
+            "X-Jwt",
+            "X-Bearer",
+            "X-Pwd",
+        ),
+        *("X-Api-Pass", "X-Signing-Key"),
     ],
 )
 def test_the_value_of_a_secret_header_is_masked(name: str) -> None:

@@ -111,12 +111,20 @@ async def test_a_page_can_be_of_one_status(db: Connection) -> None:
     assert await schedules.list_page(db, tenant, status=ScheduleStatus.DELETED, limit=10) == []
 
 
-@pytest.mark.parametrize("column", ["recurrence", "target", "retry"])
+@pytest.mark.parametrize(
+    ("column", "damage"),
+    [
+        ("recurrence", '{"kind": "moon"}'),
+        ("target", '{"kind": "moon"}'),
+        ("retry", '{"kind": "moon"}'),
+        ("retry", '{"max_attempts": 3, "base_seconds": 1e308, "factor": 1e308, "cap_seconds": 1}'),
+    ],
+)
 async def test_a_row_that_cannot_be_understood_is_seen_and_can_be_deleted(
-    db: Connection, column: str
+    db: Connection, column: str, damage: str
 ) -> None:
     one = await make.given(db, make.schedule(next_fire_at=make.EPOCH))
-    await make.alter(db, one, {column: '{"kind": "moon"}'})
+    await make.alter(db, one, {column: damage})
     seen = await schedules.get(db, one.tenant_id, one.id)
     assert isinstance(seen, Damaged)
     assert (seen.id, seen.name) == (one.id, one.name)
