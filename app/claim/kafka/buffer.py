@@ -113,8 +113,9 @@ class HintBuffer:
         """When the earliest waiting hint is due; None when only capped or no hints wait."""
         return self._early[0][0] if self._early else None
 
-    def has_ripe(self, load: TenantLoad) -> bool:
-        """Whether some due hint may be taken. Hints ripen in `take`."""
+    def has_ripe(self, now: datetime, load: TenantLoad) -> bool:
+        """Whether `take` would give anything."""
+        self._ripen(now)
         return any(load.room(tenant) > 0 for tenant in self._turns)
 
     def committable(self) -> dict[int, int]:

@@ -114,7 +114,8 @@ class KafkaClaims:
         reserved = min(limit, max(1, self._load.slots // SWEEP_SHARE))
         runs = await self._due.claim(reserved)
         # A full sweep with no hint to claim is followed by the next at once: nobody else needs the slots.
-        is_more = len(runs) == reserved and not self._buffer.has_ripe(self._load)
+        now = await self._due.database_time()
+        is_more = len(runs) == reserved and not self._buffer.has_ripe(now, self._load)
         self._sweep_at = boottime() + (0 if is_more else self._settings.sweep_interval.total_seconds())
         return runs
 

@@ -11,7 +11,6 @@ from uuid import UUID
 
 import pytest
 
-from app import metrics
 from app.claim.kafka import announcer
 from app.claim.kafka.announcer import BATCH, Announcer
 from app.claim.kafka.calls import TopicUnavailable
@@ -22,6 +21,7 @@ from app.domain.run import RunRef
 from app.errors import CarillonError, ConfigError
 from app.settings import KafkaSettings
 from tests.brokers import OwnBroker, place_on
+from tests.claim.kafka.tally import Tally
 from tests.eventually import eventually
 from tests.ports import quiet_port
 
@@ -57,24 +57,6 @@ class Wire(HintTopic):
         if self.answers:
             raise self.answers.pop(0)
         self.sent += [decode(key, value) for key, value in messages]
-
-
-class Tally:
-    """What has been counted since it was made."""
-
-    def __init__(self) -> None:
-        self._before = {event: self._now(event) for event in ("sent", "lost", "dropped")}
-
-    def __call__(self, event: str) -> int:
-        return self._now(event) - self._before[event]
-
-    def _now(self, event: str) -> int:
-        return int(metrics.REGISTRY.get_sample_value("scheduler_hints_total", {"event": event}) or 0)
-
-
-@pytest.fixture
-def tally() -> Tally:
-    return Tally()
 
 
 @pytest.fixture
@@ -169,7 +151,6 @@ async def test_put_returns_at_once_while_nothing_can_be_sent(wire: Wire, tally: 
     ],
     ids=lambda error: type(error).__name__,
 )
-@pytest.mark.usefixtures("caplog")
 async def test_whatever_goes_wrong_costs_one_batch_and_a_rest(
     wire: Wire, tally: Tally, no_rest: list[timedelta], error: BaseException
 ) -> None:

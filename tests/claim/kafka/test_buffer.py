@@ -104,10 +104,10 @@ def test_a_tenant_at_its_cap_waits_and_the_others_do_not() -> None:
     taken = buffer.take(START, 10, load)
     assert Counter(ref.tenant_id.int for ref in taken) == {1: 1, 2: 1}
     load.take(tenant(1))
-    assert not buffer.has_ripe(load)
+    assert not buffer.has_ripe(START, load)
     assert buffer.take(START, 10, load) == []
     load.give(tenant(1))
-    assert buffer.has_ripe(load)
+    assert buffer.has_ripe(START, load)
     assert len(buffer.take(START, 10, load)) == 1
 
 
@@ -258,6 +258,7 @@ class BufferMachine(RuleBasedStateMachine):
         could = Counter(
             ref.tenant_id for ref in self.places if ref.fire_after <= self.now and ref not in self.taken
         )
+        has_ripe = self.buffer.has_ripe(self.now, self.load)
         taken = self.buffer.take(self.now, limit, self.load)
         assert all(ref.fire_after <= self.now and ref in self.places for ref in taken)
         assert len(set(taken)) == len(taken)
@@ -266,6 +267,7 @@ class BufferMachine(RuleBasedStateMachine):
         free = {one: max(0, min(count, self.load.room(one))) for one, count in could.items()}
         assert all(count <= free[one] for one, count in by_tenant.items())
         assert len(taken) == min(limit, sum(free.values())), "as many as there may be"
+        assert has_ripe == (sum(free.values()) > 0)
         self.taken += taken
 
     @precondition(lambda self: self.taken)
