@@ -335,7 +335,8 @@ async def _waiting_backend(db: Connection) -> int:
 
 
 async def _is_gone(db: Connection, backend: int) -> bool:
-    gone: bool = await db.fetchval("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", backend)
+    # Not pg_stat_activity: a transaction goes on seeing what that said first.
+    gone: bool = await db.fetchval("SELECT NOT EXISTS (SELECT FROM pg_locks WHERE pid = $1)", backend)
     return gone
 
 

@@ -157,21 +157,23 @@ async def test_a_cancel_request_does_not_wait_for_the_backoff(db: Connection) ->
 @pytest.mark.parametrize(
     ("write", "settlement", "end"),
     [
-        (settlements.fail, Fail(Reason.EXPIRED), ("failed", "expired")),
-        (settlements.cancel, Cancel(Reason.OVERLAP), ("cancelled", "overlap")),
+        (settlements.fail, Fail(Reason.EXPIRED), ("failed", "expired", 0)),
+        (settlements.cancel, Cancel(Reason.OVERLAP), ("cancelled", "overlap", 0)),
+        # Nobody knows how far a fault of ours came, so its attempt stays spent.
+        (settlements.fail, Fail(Reason.INTERNAL_ERROR), ("failed", "internal_error", 1)),
     ],
 )
-async def test_a_run_that_was_never_sent_ends_with_its_reason_and_without_evidence(
+async def test_a_run_that_was_never_sent_ends_with_its_reason_without_evidence_and_without_an_attempt(
     db: Connection,
     write: Callable[..., object],
     settlement: Settlement,
-    end: tuple[str, str],
+    end: tuple[str, str, int],
 ) -> None:
     ref = await seed_run(db)
     lease = (await claim_one(db)).lease
     assert await write(db, [Settled(lease, settlement, None)]) == {key_of(lease)}  # type: ignore[misc]
     row = await run_row(db, ref)
-    assert (row["status"], row["reason"]) == end
+    assert (row["status"], row["reason"], row["attempt"]) == end
     assert row["finished_at"] is not None
     assert await attempt_rows(db, ref) == []
 
