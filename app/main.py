@@ -224,6 +224,8 @@ class Replica:
         return await connect(
             self._settings.database.dsn,
             application_name=f"carillon {self._settings.replica} keeper",
+            # It only extends: by key from the first time on, never by one pass over the month.
+            settings={"plan_cache_mode": "force_generic_plan"},
             command_timeout=self._settings.executor.lease_ttl / 6,
         )
 
