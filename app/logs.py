@@ -27,6 +27,9 @@ _CREDENTIALS = re.compile(r"(?<=://)[^\s/@]*:[^\s@]*(?=@)")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 MASK = "***"
 
+_WARN_AT_MOST = ("aiokafka",)
+"""Packages that call it an error when their server is away. What that means for us, we say ourselves."""
+
 BURST = 20
 BURST_SECONDS = 10.0
 _KEYS_REMEMBERED = 1_000
@@ -40,6 +43,7 @@ def configure(settings: LogSettings, *, stream: TextIO | None = None) -> None:
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.format is LogFormat.JSON else TextFormatter())
+    handler.addFilter(_lowered)
     handler.addFilter(RateLimit())
     root = logging.getLogger()
     for old in root.handlers[:]:
@@ -48,6 +52,12 @@ def configure(settings: LogSettings, *, stream: TextIO | None = None) -> None:
     root.setLevel(logging.WARNING)
     logging.getLogger(_OWN).setLevel(settings.level.value.upper())
     logging.captureWarnings(capture=True)
+
+
+def _lowered(record: logging.LogRecord) -> bool:
+    if record.levelno > logging.WARNING and record.name.startswith(_WARN_AT_MOST):
+        record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+    return True
 
 
 class RateLimit(logging.Filter):

@@ -91,6 +91,7 @@ for _event in ("sent", "lost", "dropped", "received", "malformed", "stale", "cla
 HINTS_WAITING = _gauge(
     "hints_waiting", "Hints held by this replica until they are due or their tenant has room."
 )
+KAFKA_PARTITIONS = _gauge("kafka_partitions", "Partitions that this replica receives hints from.")
 KAFKA_ERRORS = _counter("kafka_errors", "Calls to the broker that failed, by what they were for.", "call")
 for _call in ("receive", "commit"):
     KAFKA_ERRORS.labels(_call)

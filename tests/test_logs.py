@@ -179,3 +179,15 @@ def test_how_much_was_suppressed_is_written(written: io.StringIO, monkeypatch: p
     record.suppressed = 97
     logging.getLogger("client").handle(record)
     assert lines(written)[0]["suppressed"] == 97
+
+
+def test_a_client_whose_server_is_away_is_a_warning_not_an_error(written: io.StringIO) -> None:
+    for name in ("aiokafka.consumer.fetcher", "other"):
+        logging.getLogger(name).error("down")
+        logging.getLogger(name).warning("slow")
+    assert [(line["logger"][:5], line["level"]) for line in lines(written)] == [
+        ("aioka", "warning"),
+        ("aioka", "warning"),
+        ("other", "error"),
+        ("other", "warning"),
+    ]

@@ -73,14 +73,14 @@ class Intake:
                 continue
             metrics.KAFKA_ERRORS.labels("receive").inc()
             self._committed.clear()
-            await self._topic.stop_receiving()
+            await self._stop_receiving()
             await asyncio.sleep(rest)
             rest = min(2 * rest, REST_CAP)
 
     async def leave(self) -> None:
         """Commit what was used and leave the group. `run` has ended."""
         await self._commit(within=LAST_COMMIT_WITHIN)
-        await self._topic.stop_receiving()
+        await self._stop_receiving()
 
     async def _turn(self) -> None:
         if self._buffer.is_full:
@@ -95,7 +95,12 @@ class Intake:
             self._tidy_at = boottime() + TIDY_EVERY
             await self._drop_stale()
             await self._commit()
+        metrics.KAFKA_PARTITIONS.set(len(self._topic.owned()))
         metrics.HINTS_WAITING.set(len(self._buffer))
+
+    async def _stop_receiving(self) -> None:
+        metrics.KAFKA_PARTITIONS.set(0)
+        await self._topic.stop_receiving()
 
     def _take_in(self, messages: Sequence[Message], *, horizon: datetime | None) -> None:
         malformed: list[str] = []
