@@ -7,6 +7,7 @@ an upgrade takes it away.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from functools import partial
@@ -18,6 +19,7 @@ import certifi
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ClientResponse
 from aiohttp.connector import AddrInfoType, Connection
+from aiohttp.streams import EMPTY_PAYLOAD
 
 from app.domain.address import AddressPolicy
 from app.executor.flight import DEPARTURE
@@ -26,6 +28,10 @@ from app.executor.guard import GuardedResolver, open_guarded_socket
 MAX_RECEIVED = 1024 * 1024
 """Bytes that one answer may cost on the wire, all 1xx answers, heads, chunk framing and trailers included."""
 
+MAX_INFORMATIONAL = 16
+"""1xx answers before the final one: each costs the parser some microseconds, and 60,000 of them fit into a MiB."""
+_INFORMATIONAL = re.compile(rb"(?:\A|\r?\n\r?\n)HTTP/1\.[01] 1\d\d")
+
 MAX_HEAD_LINE = 8190
 MAX_HEAD_FIELDS = 100
 IDLE_SECONDS = 4.0
@@ -33,7 +39,7 @@ IDLE_SECONDS = 4.0
 
 
 class AnswerTooLarge(aiohttp.ClientError):
-    """The answer is larger than `MAX_RECEIVED` on the wire."""
+    """The answer is larger than `MAX_RECEIVED` on the wire, or begins with too many 1xx answers."""
 
 
 class StaleConnection(aiohttp.ClientError):
@@ -78,6 +84,8 @@ class BoundedHandler(ResponseHandler):
         super().__init__(loop)
         self._pool = pool
         self._received = 0
+        self._informational = 0
+        self._earlier_payload: object = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._pool.open_count += 1
@@ -88,15 +96,24 @@ class BoundedHandler(ResponseHandler):
         super().connection_lost(exc)
 
     def set_response_params(self, **params: Any) -> None:
-        self._received = 0
+        self._received = self._informational = 0
+        self._earlier_payload = self._payload
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
-        if self._received <= MAX_RECEIVED:
+        if self._payload is self._earlier_payload or self._payload is EMPTY_PAYLOAD:
+            # The body of a final answer has not begun (a 1xx answer has the empty one). Counted before it is parsed.
+            self._informational += len(_INFORMATIONAL.findall(data))
+        if self._received > MAX_RECEIVED:
+            self._cut_off(f"the answer is larger than {MAX_RECEIVED} bytes")
+        elif self._informational > MAX_INFORMATIONAL:
+            self._cut_off(f"more than {MAX_INFORMATIONAL} informational answers")
+        else:
             super().data_received(data)
-            return
-        error = AnswerTooLarge(f"the answer is larger than {MAX_RECEIVED} bytes")
+
+    def _cut_off(self, problem: str) -> None:
+        error = AnswerTooLarge(problem)
         if self._payload is not None:
             self._payload.set_exception(error)
         self.set_exception(error)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
+from aiohttp.client_proto import ResponseHandler
 
 from app.domain.address import WITH_LOOPBACK
 from app.domain.outcome import Delivered, Outcome, Rejected, TimedOut, Unreachable
@@ -282,6 +283,49 @@ async def test_an_endless_head_is_cut_off(
         await ended.wait()
     assert isinstance(outcome, Unreachable), outcome
     assert (outcome.error, outcome.is_maybe_delivered) == (error, True)
+
+
+@pytest.mark.parametrize("kind", [b"100 Continue", b"102 ", b"103 Early Hints\r\nLink: </x>"])
+@pytest.mark.parametrize("pieces", [1, 17])
+async def test_a_storm_of_informational_answers_is_cut_off_at_the_seventeenth_before_it_is_parsed(
+    deliverer: Deliverer, monkeypatch: pytest.MonkeyPatch, kind: bytes, pieces: int
+) -> None:
+    parsed: list[int] = []
+    real = ResponseHandler.data_received
+
+    def watched(handler: ResponseHandler, data: bytes) -> None:
+        parsed.append(len(data))
+        real(handler, data)
+
+    monkeypatch.setattr(ResponseHandler, "data_received", watched)
+    one = b"HTTP/1.1 " + kind + b"\r\n\r\n"
+
+    async def storm(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await peer.request()
+        for _ in range(pieces):
+            await peer.send(one * (17 // pieces))
+        await peer.request()
+
+    async with serve(storm) as at:
+        assert isinstance(await post(deliverer, at.url()), Delivered)  # the storm comes on a kept connection
+        parsed.clear()
+        outcome = await post(deliverer, at.url())
+    assert isinstance(outcome, Unreachable), outcome
+    assert (outcome.error, outcome.is_maybe_delivered) == ("too_large", True)
+    assert sum(parsed) <= 16 * len(one)
+
+
+async def test_a_few_informational_answers_are_passed_over(deliverer: Deliverer) -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 16
+
+    async def polite(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(early + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    async with serve(polite) as at:
+        assert isinstance(await post(deliverer, at.url()), Delivered)
 
 
 @pytest.mark.parametrize(
