@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import asyncio
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from fastapi import APIRouter, Request
@@ -15,6 +16,7 @@ from app.api.values import Body, Instant, Shown, Text
 from app.domain import cron_text, zones
 from app.domain import recurrence as recurrences
 from app.domain.ids import ScheduleId
+from app.domain.recurrence import Fire, Recurrence
 from app.errors import InvalidInput
 from app.store.planning import database_now
 from app.store.pool import acquire
@@ -22,6 +24,8 @@ from app.store.pool import acquire
 router = APIRouter(prefix="/v1/cron", tags=["cron"], route_class=ReadRoute)
 
 COUNT_MAX = 100
+HORIZON = timedelta(days=36_525)
+"""A hundred years. The 100th fire of `0 0 * 2 1#5` is in the year 4692, and the way there takes half a second."""
 NO_SCHEDULE = UUID(int=0)
 
 
@@ -40,7 +44,9 @@ class FireShown(Shown):
 
 
 class Preview(Shown):
-    fires: list[FireShown]
+    fires: list[FireShown] = Field(
+        description="Fewer than asked for when the rule ends, or when the next ones are more than 100 years away."
+    )
 
 
 @router.post("/preview")
@@ -56,7 +62,20 @@ async def preview_cron(body: PreviewBody, caller: CurrentCaller, request: Reques
     faults.raise_any()
     try:
         recurrence = recurrences.parse(rule, now=now)
-        fires = recurrences.preview(recurrence, body.after or now, body.count, schedule)
+        fires = await _walk(recurrence, body.after or now, body.count, schedule)
     except InvalidInput as error:
         raise InvalidInput(error.field.removeprefix("recurrence."), error.problem) from None
     return Preview(fires=[FireShown(at=fire.at, local=fire.local, note=fire.note) for fire in fires])
+
+
+async def _walk(recurrence: Recurrence, after: datetime, count: int, schedule: ScheduleId) -> list[Fire]:
+    """The next fires within `HORIZON`, found one by one: between two of them the loop's other work goes on."""
+    fires: list[Fire] = []
+    last = after
+    while len(fires) < count and (found := recurrences.preview(recurrence, last, 1, schedule)):
+        last = found[0].at
+        if last - after > HORIZON:
+            break
+        fires += found
+        await asyncio.sleep(0)
+    return fires

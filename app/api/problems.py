@@ -16,6 +16,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -39,7 +40,9 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 RETRY_SOON_SECONDS = 1
 RETRY_PARTITION_SECONDS = 15
-SHOWN_FIELD_CHARACTERS = 100
+FAULTS_SHOWN = 20
+SHOWN_FIELD_CHARACTERS = 150
+"""The longest field that can be right is `target.headers.` with a name of 128 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,9 @@ KINDS: Mapping[str, Kind] = {
             "malformed-request",
             400,
             "The request cannot be read",
-            "The body is not one JSON document: a syntax error, a duplicate key, NaN or Infinity, a number "
-            "or a "
-            "nesting beyond the limits, or bytes that are not UTF-8. The detail says which and where.",
+            "The body is not one JSON document: a syntax error, a duplicate key, NaN or Infinity, bytes that are "
+            "not UTF-8; or a number, a nesting, or how many values or parameters there are is beyond the limits. "
+            "The detail says which and where.",
         ),
         Kind(
             "unauthenticated",
@@ -161,11 +164,18 @@ _BY_STATUS = {kind.status: kind.slug for kind in reversed(list(KINDS.values()))}
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One faulty value: `field` as dotted path; `place` is where the request holds it (`body` or `query`)."""
+    """One faulty value: `field` as dotted path; `place` is where the request holds it (`body` or `query`).
+
+    A field may be the caller's own text, of any length: it is cut here, where every fault passes.
+    """
 
     field: str
     detail: str
     place: str = "body"
+
+    def __post_init__(self) -> None:
+        if len(self.field) > SHOWN_FIELD_CHARACTERS:
+            object.__setattr__(self, "field", self.field[:SHOWN_FIELD_CHARACTERS] + "…")
 
     def to_json(self) -> dict[str, str]:
         if self.place != "body":
@@ -211,8 +221,12 @@ def problem(
     faults: Iterable[Fault] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The answer itself. ASCII JSON, so that no text can break it."""
+    """The answer itself. ASCII JSON, so that no text can break it. Of many faults it shows the first ones."""
     kind = KINDS[slug]
+    shown = list(islice(faults, FAULTS_SHOWN + 1))
+    if len(shown) > FAULTS_SHOWN:
+        shown.pop()
+        detail = f"{detail}; errors has the first {FAULTS_SHOWN} faults, there are more"
     body: dict[str, Any] = {
         "type": f"/problems/{kind.slug}",
         "title": kind.title,
@@ -220,8 +234,8 @@ def problem(
         "detail": detail,
         "instance": request.url.path[:200],
     }
-    if errors := [fault.to_json() for fault in faults]:
-        body["errors"] = errors
+    if shown:
+        body["errors"] = [fault.to_json() for fault in shown]
     body["request_id"] = request.state.request_id
     return Response(json.dumps(body).encode("ascii"), kind.status, dict(headers or {}), MEDIA_TYPE)
 
@@ -259,7 +273,7 @@ def _of_validation(request: Request, error: Exception) -> Response:
     found = error.errors()
     if any(fault["loc"][0] == "path" for fault in found):
         return not_found(request)
-    faults = [_fault(fault) for fault in found]
+    faults = [_fault(fault) for fault in found[: FAULTS_SHOWN + 1]]
     return problem(request, "invalid-input", _summary(faults), faults=faults)
 
 
@@ -267,8 +281,7 @@ def _fault(found: Mapping[str, Any]) -> Fault:
     place, *path = found["loc"]
     if place != "body":
         path = path[:1]  # of a parameter that may be repeated, not which repetition
-    field = ".".join(str(part) for part in path)[:SHOWN_FIELD_CHARACTERS]
-    return Fault(field, _plain(found, place), place)
+    return Fault(".".join(str(part) for part in path), _plain(found, place), place)
 
 
 def _plain(found: Mapping[str, Any], place: str) -> str:
@@ -311,7 +324,9 @@ _PLAINER = {
 def _summary(faults: Sequence[Fault]) -> str:
     first = faults[0]
     text = f"{first.field or 'the body'}: {first.detail}"
-    return text if len(faults) == 1 else f"{text} (and {len(faults) - 1} more, see errors)"
+    if len(faults) == 1 or len(faults) > FAULTS_SHOWN:
+        return text
+    return f"{text} (and {len(faults) - 1} more, see errors)"
 
 
 def not_found(request: Request) -> Response:

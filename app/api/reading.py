@@ -11,16 +11,24 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import islice
 from typing import Any, NoReturn
 
 from fastapi import Depends, Request
+from starlette.datastructures import QueryParams
 
-from app.api.problems import SHOWN_FIELD_CHARACTERS, Fault, ProblemError, pointer_of
+from app.api.problems import FAULTS_SHOWN, Fault, ProblemError, pointer_of
 
 BODY_DEADLINE = timedelta(seconds=30)
 DEPTH_LIMIT = 16
+VALUE_LIMIT = 2_000
+"""Values and names in one body; the largest that means anything has about a hundred. They are read, checked and
+refused on the loop that also delivers, and a megabyte of empty objects would stop it for seconds."""
+PARAMETER_LIMIT = 100
+"""Parameters in one query; the server that reads it has no bound of its own."""
 NUMBER_DIGITS = 40
 INTEGER_LIMIT = 2**53
 """Beyond it JSON numbers are not exact everywhere (RFC 8259, section 6)."""
@@ -28,6 +36,13 @@ INTEGER_LIMIT = 2**53
 
 class StrictRequest(Request):
     """A request whose body is bounded in size and time and whose JSON is unambiguous."""
+
+    @property
+    def query_params(self) -> QueryParams:
+        """The query. Raises ProblemError (400) when it has too many parameters to look at each."""
+        if self.scope["query_string"].count(b"&") >= PARAMETER_LIMIT:
+            _malformed(f"the query has more than {PARAMETER_LIMIT} parameters")
+        return super().query_params
 
     async def body(self) -> bytes:
         """The whole body. Raises ProblemError: 408 too slow, 413 too large, 415 not JSON."""
@@ -79,8 +94,8 @@ async def _refuse_body(request: Request) -> None:
     """
     if not await request.body() or (given := await request.json()) == {}:
         return
-    names = list(given)[:20] if isinstance(given, dict) else []
-    faults = [Fault(name[:SHOWN_FIELD_CHARACTERS], "there is no such field") for name in names]
+    names = list(given) if isinstance(given, dict) else []
+    faults = [Fault(name, "there is no such field") for name in names]
     raise ProblemError(
         "invalid-input", "this takes no body", faults=faults or [Fault("", "must be left out")]
     )
@@ -95,11 +110,18 @@ def _refuse_size(limit: int) -> NoReturn:
     raise ProblemError("body-too-large", detail, headers={"Connection": "close"})
 
 
+# What JSON counts as a value or a name: a text, an object or list as it opens, a number or a word. Each way begins
+# with another character and none goes back on what it took, so any bytes are read in one pass.
+_VALUE = re.compile(rb""""(?:[^"\\]++|\\.)*+"?+|[\[{]|[^\s"\[\]{},:]++""", re.DOTALL)
+
+
 def _parse(body: bytes) -> Any:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         _malformed(f"the body is not UTF-8 (byte {error.start})")
+    if next(islice(_VALUE.finditer(body), VALUE_LIMIT, None), None) is not None:
+        _malformed(f"the body has more than {VALUE_LIMIT} values and names")
     try:
         return json.loads(
             text,
@@ -144,14 +166,17 @@ def _number(digits: str) -> float:
 
 
 def _refuse_unstorable(data: Any) -> None:
-    faults = []
+    faults = list(islice(_unstorable(data), FAULTS_SHOWN + 1))
+    if faults:
+        raise ProblemError("invalid-input", f"{faults[0].field}: {faults[0].detail}", faults=faults)
+
+
+def _unstorable(data: Any) -> Iterator[Fault]:
     for path, text in _texts(data):
         if "\0" in text:
-            faults.append(_fault(path, "must not contain the NUL character"))
+            yield _fault(path, "must not contain the NUL character")
         elif not _is_unicode(text):
-            faults.append(_fault(path, "must not contain unpaired surrogates"))
-    if faults:
-        raise ProblemError("invalid-input", f"{faults[0].field}: {faults[0].detail}", faults=faults[:20])
+            yield _fault(path, "must not contain unpaired surrogates")
 
 
 def _texts(data: Any) -> Iterator[tuple[tuple[str, ...], str]]:

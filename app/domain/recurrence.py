@@ -27,6 +27,9 @@ from app.errors import InvalidInput
 
 SHORTEST = timedelta(seconds=1)
 LONGEST = timedelta(days=366)
+_LONGEST_ZONE = 100
+_SHOWN_CHARACTERS = 100
+"""Of a key that has no place, which may be of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +169,16 @@ def parse(data: Mapping[str, object], *, now: datetime, old: Recurrence | None =
     for key in given:
         if key not in reader.keys:
             raise InvalidInput(
-                f"recurrence.{key}", f"has no place here; allowed are {', '.join(reader.keys)}"
+                f"recurrence.{key[:_SHOWN_CHARACTERS]}",
+                f"has no place here; allowed are {', '.join(reader.keys)}",
             )
     anchor = now - timedelta(microseconds=now.microsecond % 1000)
     recurrence = reader.read({"timezone": "UTC", "anchor": anchor, **given})
     if isinstance(recurrence, Cron):
+        if len(recurrence.timezone) > _LONGEST_ZONE:
+            _refuse(
+                "timezone", f"is {len(recurrence.timezone)} characters long; no time zone's name is so long"
+            )
         cron.check(recurrence.expression, recurrence.timezone)
     if isinstance(recurrence, Every) and "anchor" not in given and isinstance(old, Every):
         return old if old.interval == recurrence.interval else recurrence

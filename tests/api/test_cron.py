@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import datetime
 from typing import Any
 
 import pytest
 
+from app.domain import recurrence
+from app.domain.ids import ScheduleId
 from tests.api.conftest import Tenancy, assert_problem
 
 PATH = "/v1/cron/preview"
@@ -63,3 +67,37 @@ async def test_a_faulty_expression_and_a_faulty_zone_are_named_together(tenant: 
     response = await tenant.client.post(PATH, json={"cron": "61 * * * *", "timezone": "Mars/Olympus"})
     errors = assert_problem(response, 422, "invalid-input")["errors"]
     assert [error["pointer"] for error in errors] == ["/timezone", "/cron"]
+
+
+async def test_a_preview_looks_a_hundred_years_ahead(tenant: Tenancy) -> None:
+    body = {"cron": "0 0 * 2 1#5", "after": "2026-10-01T00:00:00Z", "count": 100}
+    fires = (await tenant.client.post(PATH, json=body)).json()["fires"]
+    assert [fire["at"][:10] for fire in fires] == ["2044-02-29", "2072-02-29", "2112-02-29"]
+
+
+async def test_a_rule_that_is_not_rare_is_previewed_in_full(tenant: Tenancy) -> None:
+    for cron in ("* * * * *", "0 0 1 1 *"):
+        body = {"cron": cron, "after": "2026-10-01T00:00:00Z", "count": 100}
+        assert len((await tenant.client.post(PATH, json=body)).json()["fires"]) == 100
+
+
+async def test_a_preview_lets_others_run_between_two_fires(
+    tenant: Tenancy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    turns: list[None] = []
+    walk = recurrence.preview
+
+    def noted(
+        rule: recurrence.Recurrence, after: datetime, count: int, of: ScheduleId
+    ) -> list[recurrence.Fire]:
+        counts.append(count)
+        asyncio.get_running_loop().call_soon(turns.append, None)
+        seen.append(len(turns))
+        return walk(rule, after, count, of)
+
+    seen: list[int] = []
+    monkeypatch.setattr(recurrence, "preview", noted)
+    await tenant.client.post(PATH, json={"cron": "0 0 29 2 *", "count": 5})
+    assert counts == [1] * 5
+    assert seen == list(range(5))
