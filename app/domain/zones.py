@@ -52,7 +52,7 @@ def _read(name: str) -> tzinfo:
 def _unknown(name: str) -> str:
     shown = repr(name[:_LONGEST_NAME]) + ("…" if len(name) > _LONGEST_NAME else "")
     text = f"{shown} is not a time zone; allowed are the exact IANA names, such as 'UTC' or 'Europe/Berlin'"
-    meant = [known for known in names() if known.lower() == name.strip().lower()]
+    meant = [known for known in names() if known.lower() == name[: 2 * _LONGEST_NAME].strip().lower()]
     return f"{text} (did you mean {meant[0]!r}?)" if meant else text
 
 
