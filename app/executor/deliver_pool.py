@@ -7,7 +7,6 @@ an upgrade takes it away.
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import ssl
 from functools import partial
@@ -19,9 +18,11 @@ import certifi
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest, ClientResponse
 from aiohttp.connector import AddrInfoType, Connection
-from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.http_parser import RawResponseMessage
+from aiohttp.streams import StreamReader
 
 from app.domain.address import AddressPolicy
+from app.executor.deliver_answer import MAX_READ
 from app.executor.flight import DEPARTURE
 from app.executor.guard import GuardedResolver, open_guarded_socket
 
@@ -30,7 +31,12 @@ MAX_RECEIVED = 1024 * 1024
 
 MAX_INFORMATIONAL = 16
 """1xx answers before the final one: each costs the parser some microseconds, and 60,000 of them fit into a MiB."""
-_INFORMATIONAL = re.compile(rb"(?:\A|\r?\n\r?\n)HTTP/1\.[01] 1\d\d")
+
+MAX_FRAMING = 32 * 1024
+"""Bytes of chunk framing and trailers beside the body, at most 6,500 chunks: those of one byte are as dear as 1xx."""
+
+SLICE = 4 * 1024
+"""Bytes that are parsed at a time. What they held is counted after each, so a storm costs one slice too many."""
 
 MAX_HEAD_LINE = 8190
 MAX_HEAD_FIELDS = 100
@@ -39,7 +45,7 @@ IDLE_SECONDS = 4.0
 
 
 class AnswerTooLarge(aiohttp.ClientError):
-    """The answer is larger than `MAX_RECEIVED` on the wire, or begins with too many 1xx answers."""
+    """The answer passed `MAX_RECEIVED`, `MAX_INFORMATIONAL` or `MAX_FRAMING`."""
 
 
 class StaleConnection(aiohttp.ClientError):
@@ -77,15 +83,18 @@ class GatedRequest(ClientRequest):
 
 
 class BoundedHandler(ResponseHandler):
-    """Counts what one answer costs on the wire, and cuts it off: endless heads and 1xx answers are not data
-    yet."""
+    """Counts what one answer costs on the wire and in the parser, and cuts it off: endless heads, 1xx answers
+    and chunk framing are not data yet."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: BoundedPool) -> None:
         super().__init__(loop)
         self._pool = pool
         self._received = 0
-        self._informational = 0
-        self._earlier_payload: object = None
+        self._has_final_head = False
+        self._other_heads = 0
+        self._framed: StreamReader | None = None
+        self._body_size = 0
+        self._framing = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._pool.open_count += 1
@@ -96,21 +105,54 @@ class BoundedHandler(ResponseHandler):
         super().connection_lost(exc)
 
     def set_response_params(self, **params: Any) -> None:
-        self._received = self._informational = 0
-        self._earlier_payload = self._payload
+        self._received = self._other_heads = 0
+        self._has_final_head = False
+        self._framed = None
         super().set_response_params(**params)
+
+    def feed_data(self, data: tuple[RawResponseMessage, StreamReader], size: int = 0) -> None:
+        """Every head that the parser has found comes through here; 101 is final."""
+        is_final = not (100 <= data[0].code <= 199) or data[0].code == 101
+        if self._has_final_head or not is_final:
+            self._other_heads += 1  # a second final one is as unasked for as a 1xx
+        self._has_final_head |= is_final
+        super().feed_data(data, size)
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
-        if self._payload is self._earlier_payload or self._payload is EMPTY_PAYLOAD:
-            # The body of a final answer has not begun (a 1xx answer has the empty one). Counted before it is parsed.
-            self._informational += len(_INFORMATIONAL.findall(data))
         if self._received > MAX_RECEIVED:
             self._cut_off(f"the answer is larger than {MAX_RECEIVED} bytes")
-        elif self._informational > MAX_INFORMATIONAL:
+            return
+        for start in range(0, len(data) or 1, SLICE):  # no data at all means: go on after a pause
+            piece = data[start : start + SLICE]
+            super().data_received(piece)
+            self._check_heads()
+            self._check_framing(len(piece))
+            if self._reading_paused or not self.is_connected():
+                self.force_close()  # the reader has more than it wants, or is gone: the rest is dropped
+                return
+
+    def _check_heads(self) -> None:
+        if self._other_heads > MAX_INFORMATIONAL:
             self._cut_off(f"more than {MAX_INFORMATIONAL} informational answers")
+
+    def _check_framing(self, received: int) -> None:
+        body = self._payload
+        if body is None or body.is_eof():
+            return
+        if body is not self._framed:
+            self._framed, self._framing = (
+                body,
+                0,
+            )  # its head was in this slice: what else was is not told apart
         else:
-            super().data_received(data)
+            self._framing += received - (body.total_bytes - self._body_size)
+        self._body_size = body.total_bytes
+        if self._framing > MAX_FRAMING:
+            if body.total_bytes > MAX_READ:
+                self.pause_reading()  # as much as will be read is there; the reader closes the connection
+            else:
+                self._cut_off(f"more than {MAX_FRAMING} bytes of chunk framing")
 
     def _cut_off(self, problem: str) -> None:
         error = AnswerTooLarge(problem)

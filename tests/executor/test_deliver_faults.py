@@ -22,7 +22,7 @@ from app.executor import deliver_pool
 from app.executor.deadline import Deadlines
 from app.executor.deliver import Deliverer, open_session
 from app.executor.deliver_answer import MAX_EXCERPT, excerpt_of
-from app.executor.deliver_pool import MAX_RECEIVED
+from app.executor.deliver_pool import MAX_FRAMING, MAX_RECEIVED, SLICE
 from app.executor.flight import Flight
 from tests.eventually import eventually
 from tests.executor.targets import Peer, Script, always, answer, answer_ok, once, serve
@@ -201,7 +201,7 @@ def drip(before: bytes, drop: bytes, drops: list[bytes]) -> Script:
         (b"HTTP/1.1 200 ", b"O", "answer"),
         (b"HTTP/1.1 200 OK\r\nX: ", b"y", "answer"),
         (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n", "answer"),
-        (b"", b"HTTP/1.1 102 Processing\r\n\r\n", "answer"),
+        (b"HTTP/1.1 102 Processing\r\n\r\n" * 16 + b"HTTP/1.1 200 ", b"O", "answer"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"y", "body"),
         (CHUNKED, b"1\r\ny\r\n", "body"),
         (CHUNKED + b"1;ext=", b"y", "body"),
@@ -285,36 +285,102 @@ async def test_an_endless_head_is_cut_off(
     assert (outcome.error, outcome.is_maybe_delivered) == (error, True)
 
 
-@pytest.mark.parametrize("kind", [b"100 Continue", b"102 ", b"103 Early Hints\r\nLink: </x>"])
-@pytest.mark.parametrize("pieces", [1, 17])
-async def test_a_storm_of_informational_answers_is_cut_off_at_the_seventeenth_before_it_is_parsed(
-    deliverer: Deliverer, monkeypatch: pytest.MonkeyPatch, kind: bytes, pieces: int
-) -> None:
-    parsed: list[int] = []
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of what the parser was given."""
+    sizes: list[int] = []
     real = ResponseHandler.data_received
 
     def watched(handler: ResponseHandler, data: bytes) -> None:
-        parsed.append(len(data))
+        sizes.append(len(data))
         real(handler, data)
 
     monkeypatch.setattr(ResponseHandler, "data_received", watched)
-    one = b"HTTP/1.1 " + kind + b"\r\n\r\n"
+    return sizes
 
-    async def storm(peer: Peer) -> None:
+
+def storm_on_a_kept_connection(pieces: list[bytes]) -> Script:
+    async def script(peer: Peer) -> None:
         await peer.request()
-        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await peer.send(answer())
         await peer.request()
-        for _ in range(pieces):
-            await peer.send(one * (17 // pieces))
+        for piece in pieces:
+            await peer.send(piece)
         await peer.request()
 
-    async with serve(storm) as at:
-        assert isinstance(await post(deliverer, at.url()), Delivered)  # the storm comes on a kept connection
+    return script
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 102 \r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n",
+        b"HTTP/1.1 199 \r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("size", [7, 1000, 1_000_000])
+async def test_a_storm_of_informational_answers_is_cut_off_after_one_slice(
+    deliverer: Deliverer, parsed: list[int], one: bytes, size: int
+) -> None:
+    """However the storm is cut into pieces, through the middle of its status lines too."""
+    storm = one * (17 if size == 7 else 10_000)
+    pieces = [storm[start : start + size] for start in range(0, len(storm), size)]
+    async with serve(storm_on_a_kept_connection(pieces)) as at:
+        assert isinstance(await post(deliverer, at.url()), Delivered)
         parsed.clear()
         outcome = await post(deliverer, at.url())
     assert isinstance(outcome, Unreachable), outcome
     assert (outcome.error, outcome.is_maybe_delivered) == ("too_large", True)
-    assert sum(parsed) <= 16 * len(one)
+    assert outcome.detail == "more than 16 informational answers"
+    assert sum(parsed) <= 17 * len(one) + SLICE
+
+
+async def test_a_storm_of_answers_behind_the_final_one_is_not_parsed_and_the_final_one_counts(
+    deliverer: Deliverer, parsed: list[int]
+) -> None:
+    storm = answer() + b"HTTP/1.1 204 \r\n\r\n" * 10_000
+    async with serve(always(storm)) as at:
+        assert isinstance(await post(deliverer, at.url()), Delivered)
+        assert isinstance(await post(deliverer, at.url()), Delivered)
+    assert at.connections == 2
+    assert max(parsed) <= SLICE
+    assert sum(parsed) <= 4 * SLICE
+
+
+@pytest.mark.parametrize("size", [1000, 1_000_000])
+async def test_a_storm_of_tiny_chunks_is_cut_off_at_the_bound_of_framing(
+    deliverer: Deliverer, parsed: list[int], size: int
+) -> None:
+    storm = CHUNKED + b"1\r\na\r\n" * 60_000 + b"0\r\n\r\n"
+    pieces = [storm[start : start + size] for start in range(0, len(storm), size)]
+    async with serve(storm_on_a_kept_connection(pieces)) as at:
+        assert isinstance(await post(deliverer, at.url()), Delivered)
+        parsed.clear()
+        outcome = await post(deliverer, at.url())
+    assert isinstance(outcome, Unreachable), outcome
+    assert (outcome.error, outcome.is_maybe_delivered) == ("too_large", True)
+    assert sum(parsed) <= 6 * (MAX_FRAMING // 5) + 3 * SLICE
+
+
+async def test_a_storm_of_tiny_chunks_behind_all_that_is_read_is_dropped_and_the_status_counts(
+    deliverer: Deliverer, parsed: list[int]
+) -> None:
+    storm = CHUNKED + b"10400\r\n" + b"y" * 0x10400 + b"\r\n" + b"1\r\na\r\n" * 100_000
+    async with serve(once(storm)) as at:
+        outcome = await post(deliverer, at.url())
+    assert isinstance(outcome, Delivered), outcome
+    assert outcome.answer.truncated
+    assert sum(parsed) <= 0x10400 + 6 * (MAX_FRAMING // 5) + 3 * SLICE
+
+
+async def test_an_answer_in_a_few_thousand_chunks_is_delivered(deliverer: Deliverer) -> None:
+    async with serve(always(CHUNKED + b"1\r\na\r\n" * 6000 + b"0\r\n\r\n")) as at:
+        for _ in range(2):
+            outcome = await post(deliverer, at.url())
+            assert isinstance(outcome, Delivered), outcome
+    assert at.connections == 1
 
 
 async def test_a_few_informational_answers_are_passed_over(deliverer: Deliverer) -> None:
