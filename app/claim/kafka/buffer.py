@@ -122,10 +122,10 @@ class HintBuffer:
         """Per partition the offset of the oldest hint not used yet, or the one after the last message seen."""
         return {partition: progress.position() for partition, progress in self._partitions.items()}
 
-    def forget(self, partitions: Iterable[int]) -> None:
-        """Partitions that belong to somebody else now: their hints may stay, their offsets are not ours to commit."""
-        for partition in partitions:
-            self._partitions.pop(partition, None)
+    def forget_partitions(self) -> None:
+        """Whoever owns the partitions from now on reads them from where was committed: our hints may stay (the claim
+        refuses what another has), our offsets are not to be committed."""
+        self._partitions.clear()
 
     def _wait_for_its_time(self, ref: RunRef) -> None:
         heapq.heappush(self._early, (ref.fire_after, next(self._order), ref))

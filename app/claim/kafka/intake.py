@@ -50,6 +50,7 @@ class Intake:
         self._arrived = arrived
         self._clock = clock
         self._keep = keep
+        self._round = 0
         self._tidy_at = 0.0
         self._committed: dict[int, int] = {}
         self._commit_all_at = 0.0
@@ -88,6 +89,10 @@ class Intake:
         else:
             self._topic.go_on()
         messages = await self._topic.receive(RECEIVE_BATCH, within=RECEIVE_WITHIN)
+        if self._topic.round != self._round:
+            self._round = self._topic.round
+            self._buffer.forget_partitions()
+            self._committed.clear()
         if messages:
             self._take_in(messages, horizon=await self._horizon())
             self._arrived.ring()
@@ -136,15 +141,15 @@ class Intake:
 
     async def _commit(self, *, within: timedelta | None = None) -> None:
         """A failed commit is harmless: the repeated hints are refused by the claim."""
+        if self._topic.round != self._round:
+            return
         owned = self._topic.owned()
-        positions = self._buffer.committable()
-        self._buffer.forget(positions.keys() - owned)
         if boottime() >= self._commit_all_at:
             self._committed.clear()
             self._commit_all_at = boottime() + COMMIT_AGAIN_AFTER
         moved = {
             number: at
-            for number, at in positions.items()
+            for number, at in self._buffer.committable().items()
             if number in owned and self._committed.get(number) != at
         }
         if not moved:

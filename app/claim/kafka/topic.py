@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka import (
+    AIOKafkaConsumer,
+    AIOKafkaProducer,
+    ConsumerRebalanceListener,
+    ConsumerRecord,
+    TopicPartition,
+)
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import for_code
 
@@ -38,6 +44,8 @@ SESSION_MS = 10_000
 POLL_GAP_MS = 60_000
 JOIN_WITHIN = 30.0
 """Seconds a group may take to give out its partitions. After that the consumer is taken for one that never will."""
+COMMIT_ENDS_WITHIN = 1.0
+"""Seconds for the answer to a commit when its round is over."""
 LOOK_AGAIN = 0.05
 """Seconds between two looks for a topic that was just made."""
 TOPIC_EXISTS = 36
@@ -54,6 +62,21 @@ class Message:
     value: bytes | None
 
 
+class _Rounds(ConsumerRebalanceListener):  # type: ignore[misc]  # the client is untyped
+    """Counts how often the group has begun to give out its partitions anew, and ends each round with `end_round`."""
+
+    def __init__(self, end_round: Callable[[], Awaitable[None]]) -> None:
+        self.count = 0
+        self._end_round = end_round
+
+    async def on_partitions_revoked(self, _revoked: list[TopicPartition]) -> None:
+        self.count += 1
+        await self._end_round()
+
+    async def on_partitions_assigned(self, _assigned: list[TopicPartition]) -> None:
+        """Nothing to do before the next receive."""
+
+
 class HintTopic:
     """One producer and one consumer, each opened when it is needed and again after it broke."""
 
@@ -62,7 +85,8 @@ class HintTopic:
         self._client_id = client_id
         self._producer: AIOKafkaProducer | None = None
         self._consumer: AIOKafkaConsumer | None = None
-        self._known: frozenset[TopicPartition] = frozenset()
+        self._rounds = _Rounds(self._end_commit)
+        self._settled_round = 0
         self._joined_at = 0.0
         self._committing: asyncio.Task[None] | None = None
 
@@ -117,6 +141,12 @@ class HintTopic:
             await self._close_producer()
             raise
 
+    @property
+    def round(self) -> int:
+        """Moves on whenever the partitions are given out anew. What was not committed then is received again, by
+        whoever gets its partition, and nothing that was received before says where the reading stands now."""
+        return self._rounds.count
+
     async def receive(self, limit: int, *, within: timedelta) -> list[Message]:
         """At most `limit` messages, in order per partition; none after `within`. Raises TopicUnavailable.
 
@@ -133,9 +163,12 @@ class HintTopic:
             if boottime() - self._joined_at > JOIN_WITHIN:
                 raise TopicUnavailable("receive hints: the group gives out no partitions") from None
             return []
+        this_round = self._rounds.count  # nothing was awaited since the batches were given out
         self._joined_at = boottime()
         async with asked("begin with partitions"):
             await self._settle_in(consumer, batches)
+        if self._rounds.count != this_round:
+            return []  # not committed, so received again by whoever gets the partitions now
         return [
             Message(partition.partition, record.offset, record.key, record.value)
             for partition, records in batches.items()
@@ -176,9 +209,7 @@ class HintTopic:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await stop_consumer(consumer)
-        if self._committing is not None:
-            self._committing.cancel()  # it tries for ever
-            await asyncio.wait([self._committing])
+        await self._end_commit()
 
     async def close(self) -> None:
         await self.stop_receiving()
@@ -220,8 +251,8 @@ class HintTopic:
             except BaseException:
                 await stop_consumer(consumer)
                 raise
-            consumer.subscribe([self._settings.topic])
-            self._known = frozenset()
+            self._rounds.count += 1
+            consumer.subscribe([self._settings.topic], listener=self._rounds)
             self._joined_at = boottime()
             self._consumer = consumer
         return self._consumer
@@ -229,16 +260,32 @@ class HintTopic:
     async def _settle_in(
         self, consumer: AIOKafkaConsumer, batches: Mapping[TopicPartition, Sequence[ConsumerRecord]]
     ) -> None:
-        """Commit where a partition begins for a group that never had it: `latest` must not mean later than now."""
-        assigned = frozenset(consumer.assignment())
+        """At the beginning of a round: commit where a partition begins for a group that never had it, because `latest`
+        must not mean later than now, and go back to its end where the group is said to have come further (a topic made
+        anew has ended since: some brokers say nothing, and the next hints would be skipped)."""
+        this_round = self._rounds.count
+        if self._settled_round == this_round:
+            return
         begins: dict[TopicPartition, int] = {}
-        for one in assigned - self._known:
-            if await consumer.committed(one) is None:
+        ends: dict[TopicPartition, int] = await consumer.end_offsets(list(consumer.assignment()))
+        for one, end in ends.items():
+            committed = await consumer.committed(one)
+            if committed is None:
                 received = batches.get(one)
                 begins[one] = received[0].offset if received else await consumer.position(one)
+            elif committed > end:
+                consumer.seek(one, end)
+                begins[one] = end
         if begins:
             await consumer.commit(begins)
-        self._known = assigned
+        self._settled_round = this_round
+
+    async def _end_commit(self) -> None:
+        """A commit that is not answered is tried again for ever, in later rounds too: their topic may be another."""
+        if self._committing is not None and not self._committing.done():
+            await asyncio.wait([self._committing], timeout=COMMIT_ENDS_WITHIN)
+            self._committing.cancel()
+            await asyncio.wait([self._committing])
 
     async def _close_producer(self) -> None:
         producer, self._producer = self._producer, None

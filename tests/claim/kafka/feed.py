@@ -31,6 +31,7 @@ class Feed(HintTopic):
         self.sent: list[tuple[bytes, bytes]] = []
         self.calls: list[str] = []
         self.is_held_back = False
+        self.rounds = 1
         self._arrived = asyncio.Event()
 
     def put(self, *refs: RunRef, partition: int = 0) -> None:
@@ -66,6 +67,10 @@ class Feed(HintTopic):
         if self.is_held_back:
             return []
         return [self.waiting.popleft() for _ in range(min(limit, len(self.waiting)))]
+
+    @property
+    def round(self) -> int:
+        return self.rounds
 
     def hold_back(self) -> None:
         self.is_held_back = True

@@ -155,9 +155,9 @@ def test_hints_of_a_topic_that_is_gone_do_not_commit_those_of_the_one_made_anew(
     assert buffer.committable() == {0: 0}
 
 
-def test_partitions_of_somebody_else_are_not_committed_and_their_hints_still_used() -> None:
+def test_after_a_rebalance_what_was_received_before_is_not_committed_and_still_used() -> None:
     buffer = filled([hint(1)])
-    buffer.forget([0])
+    buffer.forget_partitions()
     assert buffer.committable() == {}
     buffer.used(buffer.take(START, 10, a_load()))
     assert len(buffer) == 0
@@ -243,11 +243,10 @@ class BufferMachine(RuleBasedStateMachine):
     def go_back(self, partition: int, back: int) -> None:
         self.ends[partition] = max(0, self.ends[partition] - back)
 
-    @rule(partitions=st.sets(st.integers(0, 2)))
-    def lose(self, partitions: set[int]) -> None:
-        self.buffer.forget(partitions)
-        for partition in partitions:
-            self.logs.pop(partition, None)
+    @rule()
+    def rebalance(self) -> None:
+        self.buffer.forget_partitions()
+        self.logs.clear()
 
     @rule(seconds=st.integers(0, 6))
     def pass_time(self, seconds: int) -> None:

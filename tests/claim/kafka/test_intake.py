@@ -202,6 +202,25 @@ async def test_partitions_that_went_to_somebody_else_are_not_committed() -> None
         assert rig.feed.commits[commits:] == [{1: 1}]
 
 
+async def test_after_a_rebalance_only_what_was_received_since_is_committed() -> None:
+    """The topic may have been made anew meanwhile: an old position would skip what is on it now."""
+    old, again = a_ref(1), a_ref(2)
+    async with receiving(Rig()) as rig:
+        rig.feed.ends = {0: 500}
+        rig.feed.put(old)
+        await eventually(lambda: rig.feed.committed == {0: 500})
+        rig.feed.rounds += 1
+        rig.feed.ends = {0: 3}
+        commits = len(rig.feed.commits)
+        rig.buffer.used(rig.take_all())
+        await _turns(rig, 3)
+        assert len(rig.feed.commits) == commits
+        rig.feed.put(again, old)
+        await eventually(lambda: rig.feed.committed == {0: 3})
+        rig.buffer.used(rig.take_all())
+        await eventually(lambda: rig.feed.committed == {0: 5})
+
+
 @pytest.mark.parametrize(
     "error",
     [TopicUnavailable("away"), ConfigError("refused"), RuntimeError("?"), asyncio.CancelledError()],

@@ -235,12 +235,14 @@ async def test_a_group_that_is_new_begins_with_what_is_sent_from_then_on(replica
 async def test_two_replicas_share_the_partitions_and_each_message_goes_to_one(replica: Open) -> None:
     async with replica() as one, replica() as other:
         await joined(one)
+        first_round = one.round
 
         async def probe() -> bool:
             await asyncio.gather(*(topic.receive(1000, within=WITHIN) for topic in (one, other)))
             return len(one.owned()) == len(other.owned()) == PARTITIONS // 2
 
         await eventually(probe, within=PATIENCE)
+        assert one.round > first_round
         assert not one.owned() & other.owned()
         await one.send(numbered(100, keys=40))
         received: dict[HintTopic, list[Message]] = {one: [], other: []}
@@ -282,6 +284,17 @@ async def test_partitions_that_are_not_ours_are_not_committed(replica: Open) -> 
         await topic.commit({})
     async with replica() as again:
         assert values(await received_by(again, 20)) == list(range(20))
+
+
+async def test_a_group_that_is_said_to_be_behind_the_end_misses_nothing_new(replica: Open) -> None:
+    """As it is after its topic was made anew. A broker that answers a read from there with nothing says nothing else."""
+    async with replica() as first:
+        await joined(first)
+        await first.commit(dict.fromkeys(range(PARTITIONS), 1000))
+    async with replica() as second:
+        assert await joined(second) == []
+        await second.send(numbered(40, keys=20))
+        assert values(await received_by(second, 40)) == list(range(40))
 
 
 async def test_the_lag_is_told_without_joining_the_group(broker: BrokerPlace, replica: Open) -> None:

@@ -37,7 +37,8 @@ async def figures(replicas: Iterable[Replica]) -> Counter[str]:
         for replica in replicas:
             text = (await client.get(f"{replica.url}/metrics")).text
             for name, label, value in _SAMPLE.findall(text):
-                found[f"{name} {label}".strip()] += int(float(value))
+                if not name.endswith("_created"):
+                    found[f"{name} {label}".strip()] += int(float(value))
     return found
 
 
