@@ -287,7 +287,7 @@ async def test_partitions_that_are_not_ours_are_not_committed(replica: Open) -> 
 
 
 async def test_a_group_that_is_said_to_be_behind_the_end_misses_nothing_new(replica: Open) -> None:
-    """As it is after its topic was made anew. A broker that answers a read from there with nothing says nothing else."""
+    """As it is after its topic was made anew; a broker may answer a read from there with nothing."""
     async with replica() as first:
         await joined(first)
         await first.commit(dict.fromkeys(range(PARTITIONS), 1000))

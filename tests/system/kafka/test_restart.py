@@ -15,15 +15,15 @@ from tests.system.replicas import Fleet
 from tests.system.seeding import seed_one_offs, soon
 
 EARLY = 300
-AHEAD = timedelta(seconds=25)
+AHEAD = timedelta(seconds=20)
 GRACE = timedelta(seconds=60)
 """What is claimed before it is over, no sweep has claimed."""
 
 
 async def test_early_hints_outlast_a_rolling_restart_and_fire_on_time(
-    fleet: Fleet, db: Connection, receiver: Receiver, broker: BrokerPlace
+    fleet: Fleet, db: Connection, receiver: Receiver, reference: BrokerPlace
 ) -> None:
-    mode = kafka_mode(broker, grace=GRACE) | {"planner_lookahead": "60s"}
+    mode = kafka_mode(reference, grace=GRACE) | {"planner_lookahead": "60s"}
     old = await fleet.start("old-1", "old-2", **mode)
     await all_receive(*old)
     await seed_one_offs(db, EARLY, url=f"{receiver.url}/e", at=await soon(db, ahead=AHEAD), tenants=30)

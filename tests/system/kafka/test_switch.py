@@ -22,7 +22,7 @@ ALL_WITHIN = timedelta(seconds=200)
 
 
 async def test_a_switch_of_modes_and_back_in_a_burst_repeats_and_loses_nothing(
-    fleet: Fleet, db: Connection, receiver: Receiver, broker: BrokerPlace
+    fleet: Fleet, db: Connection, receiver: Receiver, reference: BrokerPlace
 ) -> None:
     receiver.answer("/", Reply(delay=timedelta(milliseconds=300)))
     fleet.settings["SCHEDULER_EXECUTOR_SLOTS"] = str(SLOTS)
@@ -33,7 +33,7 @@ async def test_a_switch_of_modes_and_back_in_a_burst_repeats_and_loses_nothing(
             db, RUNS // 4, url=f"{receiver.url}/b", at=at + timedelta(seconds=later), tenants=20
         )
     await receiver.wait_for(STEP)
-    between = await fleet.start("between-1", "between-2", **kafka_mode(broker))
+    between = await fleet.start("between-1", "between-2", **kafka_mode(reference))
     await all_receive(*between)
     await _leave(before)
     await receiver.wait_for(len(receiver.received) + STEP)
