@@ -270,9 +270,9 @@ async def test_a_sweep_has_a_quarter_of_the_slots_and_more_only_when_no_hint_is_
 ) -> None:
     skipped = 0.0
     monkeypatch.setattr(strategy, "boottime", lambda: boottime() + skipped)
-    rig = await open_rig(slots=16, cap=16, grace=SECOND, sweep_interval=30 * SECOND)
+    rig = await open_rig(slots=16, cap=16, grace=300 * SECOND, sweep_interval=30 * SECOND)
     await rig.begin()
-    overdue = set(await seed_runs(db, await seed_schedule(db), 20, due_ago=60 * SECOND))
+    overdue = set(await seed_runs(db, await seed_schedule(db), 20, due_ago=600 * SECOND))
     hinted = set(await seed_runs(db, await seed_schedule(db), 30, due_ago=timedelta()))
     rig.feed.put(*hinted)
     await eventually(lambda: rig.feed.committed == {0: 0})
