@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from app.cli import cron
+from app.cli import cron, load
 from app.errors import CarillonError, ConfigError, SchemaMismatch, StoreUnavailable
 
 logger = logging.getLogger("app")
@@ -57,6 +57,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,  # they print local variables, and those hold secrets
 )
 cli.add_typer(cron.app, name="cron")
+cli.add_typer(load.app, name="load")
 
 
 def main() -> None:

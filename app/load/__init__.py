@@ -1,0 +1,1 @@
+"""Load runs: what Carillon reaches on this machine, measured from outside."""

@@ -1,0 +1,243 @@
+"""One round of a load run: a fleet, schedules that become due, every delivery counted at the target.
+
+    start target and replicas → choose the instant → COPY the schedules, CHECKPOINT → wait until just before the
+    planner's look-ahead reaches the instant → read the counters → everything planned, delivered and recorded →
+    read them again → drain the fleet → ask the target and the database what happened
+
+The planner, the claims and the deliveries are the product's own; nothing is told to hurry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from app.errors import CarillonError
+from app.load import seeds
+from app.load.clock import ClockOffset, clock_offset
+from app.load.costs import Costs, Meter
+from app.load.ledger import Ledger, fetch_counts, fetch_ledger
+from app.load.place import Place, Replica, Target
+from app.load.progress import Show
+from app.settings import Settings, load_settings
+from app.store import load_measure, load_seed
+from app.store.load_measure import EndedRuns, PlannedRuns
+from app.store.load_seed import SeededSchedule
+from app.store.pool import Connection
+
+LEAD = timedelta(seconds=2)
+SEEDED_PER_SECOND = 12_000
+"""Schedules that COPY and CHECKPOINT manage on a slow machine; where it is slower still, the round begins again."""
+QUIET = timedelta(milliseconds=500)
+"""The counters are read so long before the planner's look-ahead reaches the first instant."""
+TRIES = 4
+LOOK_EVERY = 0.2
+STALL = timedelta(seconds=45)
+"""Beyond a lease and a retry, a round without any progress for so long is over: what is missing is missing."""
+
+Seeds = Callable[[datetime, str], Sequence[SeededSchedule]]
+"""The schedules of a round, given the first instant and the target's URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """How many processes of each role; `target_options` are those of `app.load.target`.
+
+    Without executors a round is over when everything is planned.
+    """
+
+    planners: int = 1
+    executors: int = 2
+    target_options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round has brought. Instants by the database's clock, `ledger` by the target's, `offset` between them.
+
+    `due_ns` has every expected delivery: its key and its instant.
+    """
+
+    first: datetime
+    last: datetime
+    due_ns: dict[bytes, int]
+    planned: PlannedRuns
+    planned_seen_at: datetime | None
+    ended: EndedRuns
+    succeeded: frozenset[bytes]
+    ledger: Ledger
+    offset: ClockOffset
+    costs: Costs
+    planned_series: dict[int, int]
+    recorded_series: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A fleet that is ready, and its target: what a scenario may watch or disturb while a round runs."""
+
+    place: Place
+    target: Target
+    replicas: list[Replica]
+    conn: Connection
+
+
+Before = Callable[[Stage], Coroutine[Any, Any, None]]
+"""Done with the fleet running, before the round's own schedules are there; again when seeding has to begin again."""
+Accident = Callable[[Stage, datetime], Coroutine[Any, Any, None]]
+"""Something that happens while a round runs, whose first instant it is told; begun when the schedules are seeded,
+cancelled at the end."""
+
+
+async def play(
+    place: Place,
+    fleet: Fleet,
+    make: Seeds,
+    show: Show,
+    *,
+    tenants: int,
+    before: Before | None = None,
+    accident: Accident | None = None,
+) -> Outcome:
+    """Play one round on an emptied database. Raises CarillonError when a process ends or seeding takes too long."""
+    settings = settings_of(place)
+    target = await place.launch_target(*fleet.target_options)
+    replicas = [place.launch_replica(f"planner-{n}", "planner") for n in range(1, fleet.planners + 1)]
+    replicas += [place.launch_replica(f"executor-{n}", "executor") for n in range(1, fleet.executors + 1)]
+    show.step(f"starting {len(replicas)} replicas")
+    try:
+        await place.ready(replicas)
+        async with place.connection("load watch") as conn:
+            stage = Stage(place, target, replicas, conn)
+            due = await _seed(stage, make, show, settings, tenants=tenants, before=before)
+            first = due[0].next_fire_at
+            disturbing = asyncio.create_task(accident(stage, first)) if accident is not None else None
+            try:
+                return await _watch(stage, due, show, settings, is_delivered=fleet.executors > 0)
+            finally:
+                if disturbing is not None:
+                    await _end(disturbing)
+    finally:
+        place.stop([target.child, *(replica.child for replica in replicas)])
+
+
+async def _end(disturbing: asyncio.Task[None]) -> None:
+    """Cancel it; what it raised itself is raised."""
+    disturbing.cancel()
+    try:
+        await disturbing
+    except asyncio.CancelledError:
+        if not disturbing.cancelled():
+            raise
+
+
+def settings_of(place: Place) -> Settings:
+    """The settings that the replicas run with. Raises ConfigError for a wrong `--set`."""
+    return load_settings({**place.replica_settings(), "SCHEDULER_DATABASE_URL": place.dsn})
+
+
+async def _seed(
+    stage: Stage, make: Seeds, show: Show, settings: Settings, *, tenants: int, before: Before | None
+) -> list[SeededSchedule]:
+    """Copy schedules that are due soon, but not before the planner can have them in its look-ahead as a whole."""
+    conn, url = stage.conn, stage.target.url
+    count = len(make(await load_measure.clock(conn), url))
+    lead = LEAD + timedelta(seconds=count / SEEDED_PER_SECOND)
+    for _ in range(TRIES):
+        await load_seed.clear(conn)
+        await load_seed.copy_tenants(conn, seeds.tenant_ids(tenants), at=await load_measure.clock(conn))
+        if before is not None:
+            await before(stage)
+        show.step(f"seeding {count:,} schedules of {tenants:,} tenants")
+        now = await load_measure.clock(conn)
+        first = whole_millisecond(now + lead + settings.planner.lookahead + QUIET)
+        due = list(make(first, url))
+        await load_seed.copy_schedules(conn, due, expires_after=seeds.EXPIRES_AFTER, at=now)
+        if stage.place.postgres_pid is not None:
+            await load_seed.checkpoint(conn)
+        left = first - settings.planner.lookahead - QUIET - await load_measure.clock(conn)
+        if left > timedelta():
+            await asyncio.sleep(left.total_seconds())
+            return due
+        lead *= 2
+    raise CarillonError(f"{count:,} schedules could not be seeded in time, even with a lead of {lead}")
+
+
+def whole_millisecond(instant: datetime) -> datetime:
+    """The next whole millisecond: occurrences have no finer digits."""
+    return instant.replace(microsecond=instant.microsecond // 1000 * 1000) + timedelta(milliseconds=1)
+
+
+async def _watch(
+    stage: Stage, due: Sequence[SeededSchedule], show: Show, settings: Settings, *, is_delivered: bool
+) -> Outcome:
+    place, conn = stage.place, stage.conn
+    first, last = due[0].next_fire_at, due[-1].next_fire_at
+    offset = await clock_offset(conn)
+    due_ns = {seeds.delivery_key(one): seeds.instant_ns(one.next_fire_at) for one in due}
+    meter = await Meter.read(conn, place.measured(stage.replicas, stage.target))
+    show.step("planning, delivering and recording")
+    stall = STALL + settings.executor.lease_ttl
+    with show.bar("delivered", len(due)) as advance:
+        planned_seen_at = await _until_planned(stage, last, stall)
+        if is_delivered and planned_seen_at is not None:
+            await _until_delivered(stage, last, len(due), stall, advance)
+    costs = await meter.costs(conn)
+    show.step("draining the fleet, reading the ledger")
+    place.stop([replica.child for replica in stage.replicas])
+    ledger = await asyncio.to_thread(fetch_ledger, stage.target.port)
+    return Outcome(
+        first=first,
+        last=last,
+        due_ns=due_ns,
+        planned=await load_measure.planned(conn, first, last),
+        planned_seen_at=planned_seen_at,
+        ended=await load_measure.ended(conn, first, last),
+        succeeded=frozenset(one.bytes for one in await load_measure.succeeded_ids(conn, first, last)),
+        ledger=ledger,
+        offset=offset,
+        costs=costs,
+        planned_series=await load_measure.planned_series(conn, first, last, zero=first, step_ms=STEP_MS),
+        recorded_series=await load_measure.recorded_series(conn, first, last, zero=first, step_ms=STEP_MS),
+    )
+
+
+STEP_MS = 100
+
+
+async def _until_planned(stage: Stage, last: datetime, stall: timedelta) -> datetime | None:
+    """Wait until every occurrence up to `last` has its run; when that was first seen, by the database's clock.
+
+    None when it has not happened `stall` after `last`.
+    """
+    while True:
+        stage.place.require_alive()
+        now = await load_measure.clock(stage.conn)
+        if not await load_measure.is_unplanned(stage.conn, last):
+            return await load_measure.clock(stage.conn)
+        if now > last + stall:
+            return None
+        await asyncio.sleep(LOOK_EVERY / 10)
+
+
+async def _until_delivered(
+    stage: Stage, last: datetime, expected: int, stall: timedelta, advance: Callable[[int], None]
+) -> None:
+    """Wait until every run of an instant up to `last` has ended, or nothing moves any more for so long."""
+    seen, moved_at = -1, time.monotonic()
+    while True:
+        stage.place.require_alive()
+        counts = await asyncio.to_thread(fetch_counts, stage.target.port)
+        advance(counts["requests"])
+        if counts["requests"] != seen:
+            seen, moved_at = counts["requests"], time.monotonic()
+        now = await load_measure.clock(stage.conn)
+        if now > last and not await load_measure.is_open(stage.conn, last):
+            return
+        if now > last and time.monotonic() - moved_at > stall.total_seconds():
+            return
+        await asyncio.sleep(LOOK_EVERY if seen < expected else LOOK_EVERY / 10)

@@ -1,0 +1,82 @@
+"""One load run from its begin to its exit code: servers, repetitions, summary, report, verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.errors import CarillonError
+from app.load import environment, summary, verdict
+from app.load.place import Place, Wanted, open_servers, prepare
+from app.load.progress import Show
+from app.load.summary import Figures
+from app.load.verdict import Bound
+from app.local.departure import Departure
+
+Scenario = Callable[[Place, Show], Awaitable[Figures]]
+"""One repetition of a scenario."""
+
+EXIT_GOOD = 0
+EXIT_BAD = 1
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to run, how often, where to write it, and what it must keep to."""
+
+    scenario: Scenario
+    wanted: Wanted
+    out: Path
+    repeat: int = 1
+    bounds: Sequence[Bound] = ()
+    arguments: Sequence[str] = ()
+
+
+def carry_out(order: Order, show: Show) -> int:
+    """Run, write `summary.json` and `report.html`, say the verdict; the exit code. Main thread only.
+
+    Ctrl-C ends everything that was started. Raises CarillonError when the run itself could not be carried out.
+    """
+    order.out.mkdir(parents=True, exist_ok=True)
+    load_before = os.getloadavg()
+    departure = Departure([])
+    departure.listen()
+    try:
+        with open_servers(order.wanted, show.step) as place:
+            return asyncio.run(departure.watch(_measure_and_judge(order, place, show, load_before)))
+    except (KeyboardInterrupt, asyncio.CancelledError, CarillonError):
+        if not departure.is_asked:
+            raise
+        show.step("stopped before the end: nothing was written")
+        return EXIT_INTERRUPTED
+
+
+async def _measure_and_judge(order: Order, place: Place, show: Show, load_before: Sequence[float]) -> int:
+    await prepare(place)
+    repeats: list[Figures] = []
+    for number in range(1, order.repeat + 1):
+        if order.repeat > 1:
+            show.step(f"repetition {number} of {order.repeat}")
+        repeats.append(await order.scenario(place, show))
+    env = await environment.describe(place, load_before=load_before, arguments=order.arguments)
+    content = conclude(repeats, order.bounds, env)
+    write(order.out, content)
+    show.result(content, order.out)
+    return EXIT_GOOD if content["verdict"]["ok"] else EXIT_BAD
+
+
+def conclude(repeats: Sequence[Figures], bounds: Sequence[Bound], env: dict[str, Any]) -> dict[str, Any]:
+    """The summary of several repetitions, judged: each one for itself, and the medians against the bounds."""
+    problems = [problem for one in repeats for problem in one.problems]
+    merged = summary.merge([one.keys() for one in repeats])
+    return summary.summary(repeats, verdict=verdict.judge(merged, bounds, problems), env=env)
+
+
+def write(out: Path, content: dict[str, Any]) -> None:
+    """`summary.json`; the report follows with `app.load.report`."""
+    summary.write(out, content)

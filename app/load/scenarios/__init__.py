@@ -1,0 +1,1 @@
+"""One file per scenario: what `carillon load NAME` does."""
