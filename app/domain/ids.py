@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import NewType
 from uuid import UUID
 
@@ -35,14 +36,26 @@ def microseconds(instant: datetime) -> int:
     return count
 
 
+_VERSION_AND_VARIANT = 0x8 << 76 | 0x2 << 62
+_FREE_BITS = (1 << 80) - 1 & ~(0xF << 76 | 0x3 << 62)
+
+
 def run_id(schedule: ScheduleId, scheduled_for: datetime) -> RunId:
     """The id of the run of `schedule` at `scheduled_for` (years 1970 to 9999), in any zone's notation."""
+    if scheduled_for.tzinfo is not UTC:
+        microseconds(scheduled_for)  # refuses what has no zone
+        scheduled_for = scheduled_for.astimezone(UTC)  # in zones, the two passes of a repeated hour are equal
+    head, suffix = _of_instant(scheduled_for)
+    digest = hashlib.sha256(schedule.bytes + suffix).digest()
+    tail = int.from_bytes(digest[:10], "big") & _FREE_BITS
+    return RunId(UUID(int=head | tail | _VERSION_AND_VARIANT))
+
+
+@lru_cache(maxsize=1024)
+def _of_instant(scheduled_for: datetime) -> tuple[int, bytes]:
+    """What all runs of an instant (in UTC) share: the first 48 bits of their ids, and the hashed suffix."""
     micros = microseconds(scheduled_for)
-    digest = hashlib.sha256(schedule.bytes + micros.to_bytes(8, "big")).digest()
-    value = int.from_bytes((micros // 1000).to_bytes(6, "big") + digest[:10], "big")
-    value = value & ~(0xF << 76) | (0x8 << 76)
-    value = value & ~(0x3 << 62) | (0x2 << 62)
-    return RunId(UUID(int=value))
+    return micros // 1000 << 80, micros.to_bytes(8, "big")
 
 
 def instants_of(run: UUID) -> tuple[datetime, datetime] | None:

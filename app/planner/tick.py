@@ -3,11 +3,13 @@
 Each turn plans the on-time band first, then the overdue, so that one tenant's outage backlog does not delay
 another's present. A batch is one transaction: lock (never waiting), compute, write three times, commit; then
 the new runs are announced. Within a turn a batch continues behind the last row of the one before, so that
-rows which cannot move never stand at the head of the queue.
+rows which cannot move never stand at the head of the queue. The next batch begins as soon as that row is known:
+while the database writes one batch, the next is locked and computed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -41,6 +43,9 @@ OVERDUE_BATCHES: Final = 20
 """Per turn. A turn that used them up is followed by the next one at once, which looks at the on-time band
 again.
 """
+ABREAST: Final = 3
+"""Batches under way at once, as far as the pool has connections: one of them belongs to the claims, one to the reaper.
+One batch alone leaves the database idle while it computes, and this process while it writes."""
 CLOCK_TOLERANCE: Final = timedelta(seconds=1)
 
 
@@ -134,16 +139,26 @@ class _Turn:
 
     async def plan_band(self, band: Band, *, batches: int) -> bool:
         """Plan a band from its left end; False when it may have more than `batches` batches held."""
+        abreast = asyncio.Semaphore(max(1, min(ABREAST, self.pool.get_max_size() - 2)))
         behind = LEFT_END
-        for _ in range(batches):
-            following = await self._plan_batch(band, behind)
-            if following is None:
-                return True
-            behind = following
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(batches):
+                    await abreast.acquire()
+                    following: asyncio.Future[Place | None] = asyncio.get_running_loop().create_future()
+                    batch = group.create_task(self._plan_batch(band, behind, following))
+                    batch.add_done_callback(lambda _: abreast.release())
+                    place = await following
+                    if place is None:
+                        return True
+                    behind = place
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
         return False
 
-    async def _plan_batch(self, band: Band, behind: Place) -> Place | None:
-        """Plan one batch; where the next one begins, None when this one was the last."""
+    async def _plan_batch(self, band: Band, behind: Place, following: asyncio.Future[Place | None]) -> None:
+        """Plan one batch. `following` is told as soon as it is known where the next one begins: None when this one is
+        the last."""
         began = time.monotonic()
         locked = Locked(None, [])
         drafts = Drafts([], {}, 0)
@@ -152,14 +167,19 @@ class _Turn:
             async with transaction(self.pool) as conn:
                 locked = await planning.lock_due(conn, band, behind=behind, limit=self.settings.batch)
                 if not locked.rows:
-                    return None
+                    following.set_result(None)
+                    return
                 drafts = self._draft(locked)
+                if drafts.taken == len(locked.rows):  # else the rest is locked until this transaction ends
+                    following.set_result(self._following(locked, drafts))
                 written = await write(conn, drafts.drafts)
         except REFUSALS as error:
             if not drafts.drafts:
                 raise
             refusal = error
             written = Written()
+        if not following.done():
+            following.set_result(self._following(locked, drafts))
         await self._publish(written)
         if refusal is not None:
             await self._isolate(drafts, refusal)
@@ -167,6 +187,8 @@ class _Turn:
             self.planned.quarantined += await set_aside(self.pool, drafts.poison, locked.rows)
         self.planned.batches += 1
         metrics.PLANNER_BATCH_SECONDS.observe(time.monotonic() - began)
+
+    def _following(self, locked: Locked, drafts: Drafts) -> Place | None:
         if drafts.taken == len(locked.rows) < self.settings.batch:
             return None
         last = locked.rows[drafts.taken - 1]

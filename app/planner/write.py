@@ -43,19 +43,20 @@ async def write(conn: Connection, drafts: Sequence[Draft]) -> Written:
     REFUSALS.
     """
     new = [run for one in drafts for run in one.runs]
-    refs = await planning.insert_runs(conn, new) if new else []
+    refs = await planning.insert_runs(conn, new)
     stretches = [
         NewDisposition(one.row.tenant_id, one.row.id, skipped) for one in drafts for skipped in one.skipped
     ]
     if stretches:
         await planning.record_skipped(conn, stretches)
-    moved = await planning.advance(conn, [_advance(one) for one in drafts]) if drafts else set()
-    stuck = {
-        one.row.id: "its next occurrence is not later than this one"
-        for one in drafts
-        if one.row.id not in moved
-    }
-    if stuck:
+    moved = await planning.advance(conn, [_advance(one) for one in drafts])
+    stuck: dict[ScheduleId, str] = {}
+    if len(moved) < len(drafts):
+        stuck = {
+            one.row.id: "its next occurrence is not later than this one"
+            for one in drafts
+            if one.row.id not in moved
+        }
         await _quarantine(conn, stuck, [one.row for one in drafts])
     skipped: dict[str, int] = {}
     for stretch in stretches:

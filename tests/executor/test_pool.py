@@ -498,7 +498,7 @@ async def test_a_run_that_another_ended_meanwhile_frees_its_slot(
     async with _replica(dsn, pool, hangs_after_sending) as replica:
         replica.start()
         await eventually(lambda: replica.deliverer.sent == 1)
-        [hold] = replica.desk.keeper._holds.values()
+        [hold] = replica.desk.keeper._holds
         await settlements.complete(db, [Settled(hold.lease, Complete(), evidence())])
         await replica.desk.keeper.extend_all()
         await replica.idle_again()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -287,7 +286,7 @@ async def test_every_statement_runs_on_every_server(each_server_dsn: str) -> Non
             await planning.record_skipped(conn, [NewDisposition(one.tenant_id, one.id, skipped)])
             later = at + timedelta(hours=1)
             assert await planning.advance(conn, [Advance(one.id, at, later, at)]) == {one.id}
-            moved = replace(row, next_fire_at=later)
+            moved = row._replace(next_fire_at=later)
             assert await planning.quarantine(conn, {one.id: "why"}, [moved]) == {one.id}
     finally:
         await close(conn)
