@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from functools import lru_cache
 from typing import TypeGuard
 from uuid import UUID
 
-from app.domain.ids import EPOCH, RunId, TenantId, instants_of, microseconds
+from app.domain.ids import EPOCH, RunId, TenantId, microseconds
 from app.domain.run import RunRef
 
 VERSION = 1
 LONGEST = 512
 """Bytes of a value; what is longer is not even parsed."""
-_LATEST = 253_402_300_799_999_999
-"""The last microsecond of the year 9999."""
+_LATEST = 253_402_300_799_998_999
+"""The last microsecond that a run can have: its millisecond ends in the year 9999."""
 
 
 def encode(ref: RunRef, *, shards: int) -> tuple[bytes, bytes]:
@@ -29,31 +30,33 @@ def encode(ref: RunRef, *, shards: int) -> tuple[bytes, bytes]:
     key = ref.tenant_id.bytes
     if shards > 1:
         key += bytes([ref.id.int % shards])
-    value = {
-        "v": VERSION,
-        "run": str(ref.id),
-        "at": microseconds(ref.scheduled_for),
-        "due": microseconds(ref.fire_after),
-    }
-    return key, json.dumps(value, separators=(",", ":")).encode()
+    # By hand: a hint is made for every run, and this is a third of what `json.dumps` costs.
+    at, due = microseconds(ref.scheduled_for), microseconds(ref.fire_after)
+    return key, b'{"v":%d,"run":"%b","at":%d,"due":%d}' % (VERSION, str(ref.id).encode(), at, due)
 
 
 def decode(key: bytes | None, value: bytes | None) -> RunRef:
     """Read a hint. Raises ValueError for anything that does not say exactly what `encode` says."""
     if key is None or value is None or len(key) not in (16, 17) or len(value) > LONGEST:
         raise ValueError("a hint has a tenant as its key and a small value")
-    data = json.loads(value)
+    data = json.loads(value.decode())
     if not isinstance(data, dict) or not _is_whole(data.get("v")) or data["v"] != VERSION:
         raise ValueError("a hint of another version")
     run, at, due = data.get("run"), data.get("at"), data.get("due")
     if not isinstance(run, str) or not _is_instant(at) or not _is_instant(due):
         raise ValueError("a hint names its run and two instants")
     run_id = RunId(UUID(run))
-    scheduled_for = EPOCH + timedelta(microseconds=at)
-    span = instants_of(run_id)
-    if span is None or not span[0] <= scheduled_for < span[1]:
+    if run_id.version != 8 or run_id.int >> 80 != at // 1000:  # as `instants_of`, without making instants
         raise ValueError("a hint whose run cannot have this instant")
-    return RunRef(run_id, TenantId(UUID(bytes=key[:16])), scheduled_for, EPOCH + timedelta(microseconds=due))
+    scheduled_for = EPOCH + timedelta(microseconds=at)
+    fire_after = scheduled_for if due == at else EPOCH + timedelta(microseconds=due)
+    return RunRef(run_id, _tenant(key[:16]), scheduled_for, fire_after)
+
+
+@lru_cache(maxsize=10_000)
+def _tenant(key: bytes) -> TenantId:
+    """The same object for the same tenant: whoever looks it up in a dict then need not compare."""
+    return TenantId(UUID(bytes=key))
 
 
 def _is_instant(value: object) -> TypeGuard[int]:
@@ -61,4 +64,4 @@ def _is_instant(value: object) -> TypeGuard[int]:
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return type(value) is int  # True is no number here
