@@ -3,9 +3,9 @@
 Two sources, and the second is reserved, not a leftover:
 
     hints   received by a task of their own, held until due, claimed by id in turns of their tenants
-    sweep   every 500 ms, whatever hints wait, at least a quarter of the slots through the ring of due tenants, for runs
-            overdue by the grace: lost hints, retries, defers, releases, expired leases, a dead broker, and the moment
-            of switching modes with mixed replicas
+    sweep   every 500 ms, whatever hints wait, at least a quarter of the slots, and of every four runs one as long as it
+            finds more, through the ring of due tenants, for runs overdue by the grace: lost hints, retries, defers,
+            releases, expired leases, a dead broker, and the moment of switching modes with mixed replicas
 
 Offsets are committed once the leases are in PostgreSQL, up to the oldest hint that still waits, never after delivery:
 slow targets block no partition, and a redelivered hint claims nothing.
@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 STALE_AFTER = 10
 """Hints older than so many times the grace are dropped unasked: the sweep has had them."""
 SWEEP_SHARE = 4
-"""One slot in four is the sweep's."""
+"""One slot in four is the sweep's, and one run in four while it finds more than it may take: where every slot is busy,
+a claim is for the few that have just come free, and a turn now and then would be next to nothing."""
 WAIT_AT_MOST = 0.5
 ANNOUNCE_WITHIN = 1.0
 """Seconds for telling of the last planned runs when the replica stops."""
@@ -62,6 +63,8 @@ class KafkaClaims:
         self._receiving: asyncio.Task[None] | None = None
         self._left = asyncio.Event()
         self._sweep_at = 0.0
+        self._is_behind = False
+        self._hinted_meanwhile = 0
 
     async def open(self) -> None:
         """Make the topic and find out whether the broker can do what is asked of it. Raises ConfigError."""
@@ -101,7 +104,7 @@ class KafkaClaims:
         """Sweep when it is time, hints otherwise; at most `WAIT_AT_MOST` of waiting for either."""
         give_up_at = boottime() + WAIT_AT_MOST
         while not self._left.is_set():
-            if boottime() >= self._sweep_at and (runs := await self._sweep(limit)):
+            if self._is_sweeps_turn() and (runs := await self._sweep(limit)):
                 return runs
             if runs := await self._claim_hints(limit):
                 return runs
@@ -110,13 +113,19 @@ class KafkaClaims:
             await self._wait(left)
         return []
 
+    def _is_sweeps_turn(self) -> bool:
+        return self._hinted_meanwhile >= SWEEP_SHARE - 1 or boottime() >= self._sweep_at
+
     async def _sweep(self, limit: int) -> list[ClaimedRun]:
         reserved = min(limit, max(1, self._load.slots // SWEEP_SHARE))
         runs = await self._due.claim(reserved)
+        self._is_behind = len(runs) == reserved
+        paid = self._hinted_meanwhile - (SWEEP_SHARE - 1) * len(runs)
+        self._hinted_meanwhile = max(paid, 0) if self._is_behind else 0
         # A full sweep with no hint to claim is followed by the next at once: nobody else needs the slots.
         now = await self._due.database_time()
-        is_more = len(runs) == reserved and not self._buffer.has_ripe(now, self._load)
-        self._sweep_at = boottime() + (0 if is_more else self._settings.sweep_interval.total_seconds())
+        is_alone = self._is_behind and not self._buffer.has_ripe(now, self._load)
+        self._sweep_at = boottime() + (0 if is_alone else self._settings.sweep_interval.total_seconds())
         return runs
 
     async def _claim_hints(self, limit: int) -> list[ClaimedRun]:
@@ -129,6 +138,8 @@ class KafkaClaims:
             self._buffer.put_back(refs)
             raise
         self._buffer.used(refs)
+        if self._is_behind:
+            self._hinted_meanwhile += len(runs)
         metrics.HINTS.labels("claimed").inc(len(runs))
         metrics.HINTS.labels("refused").inc(len(refs) - len(runs))
         return runs

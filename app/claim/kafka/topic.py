@@ -25,6 +25,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import for_code
 
 from app.boottime import boottime
+from app.claim.kafka.batches import send_in_batches
 from app.claim.kafka.calls import (
     CALL_WITHIN,
     TopicUnavailable,
@@ -133,10 +134,7 @@ class HintTopic:
         producer = await self.open_producer()
         try:
             async with asked("send hints"):
-                sending = [
-                    await producer.send(self._settings.topic, key=key, value=value) for key, value in messages
-                ]
-                await asyncio.gather(*sending)
+                await send_in_batches(producer, self._settings.topic, messages)
         except TopicUnavailable:
             await self._close_producer()
             raise
@@ -165,8 +163,12 @@ class HintTopic:
             return []
         this_round = self._rounds.count  # nothing was awaited since the batches were given out
         self._joined_at = boottime()
-        async with asked("begin with partitions"):
-            await self._settle_in(consumer, batches)
+        try:
+            async with asked("begin with partitions"):
+                await self._settle_in(consumer, batches)
+        except TopicUnavailable:
+            if self._rounds.count == this_round:
+                raise  # otherwise its questions waited behind that of joining anew
         if self._rounds.count != this_round:
             return []  # not committed, so received again by whoever gets the partitions now
         return [

@@ -282,11 +282,28 @@ async def test_a_sweep_has_a_quarter_of_the_slots_and_more_only_when_no_hint_is_
         return len(refs & overdue), len(refs & hinted)
 
     skipped += 30
-    assert [await claimed() for _ in range(2)] == [(4, 0), (0, 16)]
-    skipped += 30
-    assert [await claimed() for _ in range(2)] == [(4, 0), (0, 14)]
-    skipped += 30
-    assert [await claimed() for _ in range(3)] == [(4, 0), (4, 0), (4, 0)]
+    behind = [(4, 0), (0, 16), (4, 0), (4, 0), (0, 14)]
+    alone = [(4, 0), (4, 0)]
+    assert [await claimed() for _ in range(7)] == behind + alone
+
+
+async def test_a_sweep_that_is_behind_has_one_run_in_four_however_few_slots_are_free_at_once(
+    open_rig: Open, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where every slot is busy, a claim is for one run: one of them every half second would be next to nothing."""
+    rig = await open_rig(slots=16, cap=16, grace=300 * SECOND, sweep_interval=30 * SECOND)
+    await rig.begin()
+    overdue = set(await seed_runs(db, await seed_schedule(db), 4, due_ago=600 * SECOND))
+    hinted = set(await seed_runs(db, await seed_schedule(db), 20, due_ago=timedelta()))
+    rig.feed.put(*hinted)
+    await eventually(lambda: rig.feed.committed == {0: 0})
+    monkeypatch.setattr(strategy, "boottime", lambda: boottime() + 30)
+    first = await rig.claims.claim(1)
+    monkeypatch.undo()
+    started = [first, *[await rig.claims.claim(1) for _ in range(19)]]
+    assert all(len(runs) == 1 for runs in started)
+    kinds = "".join("s" if refs_of(runs) <= overdue else "h" for runs in started)
+    assert kinds == "shhh" * 4 + "hhhh"
 
 
 async def test_hints_that_could_not_be_asked_for_are_asked_for_again(
