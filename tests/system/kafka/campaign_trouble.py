@@ -15,7 +15,7 @@ from app.local.receiver import Receiver
 from app.store.pool import Connection
 from tests.brokers import BrokerPlace, OwnBroker, place_on
 from tests.system import evidence
-from tests.system.kafka.modes import all_receive, figures, kafka_mode
+from tests.system.kafka.modes import SWEEP, all_receive, figures, kafka_mode
 from tests.system.kafka.steady import (
     PER_SECOND,
     coming_and_going,
@@ -29,7 +29,6 @@ from tests.system.replicas import Fleet, Replica
 from tests.system.seeding import soon
 
 GRACE = timedelta(seconds=2)
-SWEEP = timedelta(milliseconds=500)
 MARGIN = timedelta(seconds=6)
 """For a machine that is busy with all of this at once."""
 BOUND = GRACE + SWEEP + MARGIN
@@ -136,7 +135,7 @@ async def _recovers(
     await each_delivered_once(conn, receiver, runs=runs + again)
     ended: datetime = await soon(conn)
     print(
-        f"\n{name}: lateness p50, p99 {await percentiles(conn)} s, worst {worst.total_seconds():.1f} s; all by hint again "
-        f"{(ended - begun).total_seconds():.0f} s later; {dict(await figures(replicas))}"
+        f"\n{name}: lateness p50, p99 {await percentiles(conn)} s, worst {worst.total_seconds():.1f} s; all by hint"
+        f" again {(ended - begun).total_seconds():.0f} s later; {dict(await figures(replicas))}"
     )
     assert worst < BOUND

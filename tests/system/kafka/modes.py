@@ -13,6 +13,8 @@ from tests.system.replicas import Replica, probe
 
 JOINED_WITHIN = timedelta(seconds=90)
 PARTITIONS = 6
+SWEEP = timedelta(milliseconds=500)
+"""The default of SCHEDULER_KAFKA_SWEEP_INTERVAL."""
 
 _SAMPLE = re.compile(r"^scheduler_(\w+?)(?:_total)?(?:\{\w+=\"(\w+)\"\})? ([-+.e\d]+)$", re.MULTILINE)
 
