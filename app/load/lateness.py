@@ -18,7 +18,7 @@ TICKS_PER_HALF = 10
 
 
 class Lateness:
-    """Lateness of many deliveries. `early` counts those before their instant, `earliest_ns` is the lowest of all.
+    """Lateness of many deliveries. `early` counts those before their instant; the two ends are exact.
 
     A delivery before its instant is a fault, and a histogram begins at zero: it is recorded as zero and counted.
     """
@@ -29,6 +29,7 @@ class Lateness:
         self._histogram = HdrHistogram(1, LONGEST_US, DIGITS)
         self.count = by_us.total()
         self.earliest_us = min(by_us, default=0)
+        self.latest_us = max(by_us, default=0)
         self.early = sum(count for us, count in by_us.items() if us < 0)
         for us, count in by_us.items():
             self._histogram.record_value(min(max(0, us), LONGEST_US), count)
@@ -38,16 +39,19 @@ class Lateness:
         if not self.count:
             return {**dict.fromkeys(PERCENTILES), "max": None}
         found = {name: self.at(percentile) for name, percentile in PERCENTILES.items()}
-        return {**found, "max": self._histogram.get_max_value() / 1000}
+        return {**found, "max": self.latest_us / 1000}
 
     def at(self, percentile: float) -> float:
         """The lateness in milliseconds that so many percent of the deliveries did not exceed."""
-        value: int = self._histogram.get_value_at_percentile(percentile)
-        return value / 1000
+        return self._exact(self._histogram.get_value_at_percentile(percentile))
 
     def curve(self) -> list[tuple[float, float]]:
         """(percentile, milliseconds), denser towards 100 % as HdrHistogram plots have it; empty without deliveries."""
         if not self.count:
             return []
         steps = self._histogram.get_percentile_iterator(TICKS_PER_HALF)
-        return [(step.percentile_level_iterated_to, step.value_iterated_to / 1000) for step in steps]
+        return [(step.percentile_level_iterated_to, self._exact(step.value_iterated_to)) for step in steps]
+
+    def _exact(self, us: int) -> float:
+        """The histogram answers with the upper edge of a range, which may lie above the greatest value of all."""
+        return min(us, self.latest_us) / 1000

@@ -172,13 +172,17 @@ class Connection(asyncio.Protocol):
                 if len(self._unread) > MAX_HEAD:
                     raise Malformed
                 return None
-            length = self._read_head(data[position : head_end + 2])
+            head = data[position : head_end + 2]
+            length = self._read_head(head)
             body_begin = head_end + 4
+            if body_begin == len(data) and length:
+                self._invite(head)
             if length == IN_CHUNKS:
                 self._chunks = Chunks()
                 return self._go_on(data, body_begin)
-        self._body_left = max(0, body_begin + length - len(data))
-        return None if self._body_left else body_begin + length
+        end = body_begin + length
+        self._body_left = end - len(data) if end > len(data) else 0
+        return None if self._body_left else end
 
     def _read_head(self, head: bytes) -> int:
         """Note the delivery id; the length of the body that follows, or `IN_CHUNKS`."""
@@ -197,10 +201,12 @@ class Connection(asyncio.Protocol):
         begin = lower.find(b"\r\nconnection:")
         if begin >= 0 and b"close" in lower[begin + 13 : lower.find(b"\r", begin + 13)]:
             self._is_last = True
-        length = IN_CHUNKS if lower.find(b"\r\ntransfer-encoding:") >= 0 else _content_length(lower)
-        if length and lower.find(b"\r\nexpect: 100-continue\r") >= 0 and self._transport is not None:
+        return IN_CHUNKS if lower.find(b"\r\ntransfer-encoding:") >= 0 else _content_length(lower)
+
+    def _invite(self, head: bytes) -> None:
+        """The body has not come with the head; some clients wait to be asked for it (RFC 9110, 10.1.1)."""
+        if self._transport is not None and head.lower().find(b"\r\nexpect: 100-continue\r") >= 0:
             self._transport.write(CONTINUE)
-        return length
 
     def _answer(self, count: int) -> None:
         desk, transport = self._desk, self._transport
