@@ -43,7 +43,8 @@ async def _send_to(
         sent = await producer.send_batch(batch, topic, partition=partition)
         sent.add_done_callback(_look_at)
         sending.append(sent)
-    await asyncio.wait(sending)  # which cancels none of them: what comes of a cancelled one, aiokafka would lose
+    # Cut off in this, none of them is cancelled: what became of one that was, nobody would look at.
+    await asyncio.wait(sending)
     for sent in sending:
         sent.result()
 

@@ -13,13 +13,14 @@ from tests.system.replicas import Replica, probe
 
 JOINED_WITHIN = timedelta(seconds=90)
 PARTITIONS = 6
+GRACE = timedelta(seconds=2)
 SWEEP = timedelta(milliseconds=500)
 """The default of SCHEDULER_KAFKA_SWEEP_INTERVAL."""
 
 _SAMPLE = re.compile(r"^scheduler_(\w+?)(?:_total)?(?:\{\w+=\"(\w+)\"\})? ([-+.e\d]+)$", re.MULTILINE)
 
 
-def kafka_mode(place: BrokerPlace, *, grace: timedelta = timedelta(seconds=2)) -> dict[str, str]:
+def kafka_mode(place: BrokerPlace, *, grace: timedelta = GRACE) -> dict[str, str]:
     """Settings for `Fleet.start`."""
     return {
         "claim_mode": "kafka",

@@ -17,7 +17,7 @@ from app.store.pool import Connection
 from tests.brokers import BrokerPlace
 from tests.eventually import eventually
 from tests.system import evidence
-from tests.system.kafka.modes import figures
+from tests.system.kafka.modes import GRACE, SWEEP, figures
 from tests.system.replicas import Replica
 from tests.system.seeding import seed_one_offs, soon
 
@@ -26,6 +26,10 @@ TENANTS = 20
 BATCH = 100
 LEAD = timedelta(seconds=3)
 LOAD_WITHIN = timedelta(minutes=10)
+MARGIN = timedelta(seconds=4)
+"""For a machine that is busy with all of this at once."""
+LATE_AT_MOST = GRACE + SWEEP + MARGIN
+"""Whatever goes on with the broker: the sweep has a run by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,21 @@ async def each_delivered_once(conn: Connection, receiver: Receiver, *, runs: int
     assert set(arrived.values()) == {1}
     found = await evidence.attempts(conn)
     assert {(attempt.number, attempt.outcome) for attempt in found} == {(1, "delivered")}
+
+
+async def each_delivered_or_repeated_with_evidence(
+    conn: Connection, receiver: Receiver, *, runs: int
+) -> set[str]:
+    """Wait for the end of all runs; only those whose lease was lost were sent again. The ids of those that were."""
+    await receiver.wait_until(lambda: len(receiver.counts()) == runs, timeout=LOAD_WITHIN)
+    await evidence.all_ended(conn, runs=runs)
+    assert await evidence.statuses(conn) == {"succeeded": runs}
+    assert set(evidence.arrivals(receiver.received)) == await evidence.delivery_ids(conn)
+    found = await evidence.attempts(conn)
+    repeated = evidence.repeated(receiver.received)
+    assert repeated <= evidence.with_outcome(found, "lease_lost")
+    assert evidence.same_number_twice(receiver.received) == set()
+    return repeated
 
 
 async def hints_flow_again(
