@@ -13,6 +13,7 @@ SIGTERM or SIGINT drains (a second one skips the wait):
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 import signal
@@ -140,6 +141,7 @@ class Replica:
             metrics.watch_pool(name, size=pool.get_size, idle=pool.get_idle_size)
         self._api.bind()
         await self._claims.open()
+        _spare_collections()
         orphans = 0
         async with asyncio.TaskGroup() as group:
             keeping = [self._run_until(self._stops.keeping, loop, group) for loop in self._keeping_loops()]
@@ -255,6 +257,18 @@ class Signals:
 
     first: asyncio.Event
     second: asyncio.Event
+
+
+COLLECT_AFTER = 50_000
+"""Objects made and kept between two collections of the youngest. A run in flight is some hundred of them, and none of
+them is a cycle: with Python's 700, looking for cycles took an eighth of an executor's time."""
+
+
+def _spare_collections() -> None:
+    """What is there when the replica starts stays: no collection looks at it again, and fewer of them are made."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 10, 10)
 
 
 def _stop_signals() -> Signals:

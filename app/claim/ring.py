@@ -8,8 +8,9 @@ the active tenants.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from uuid import UUID
 
 from app.claim.load import TenantLoad
@@ -22,8 +23,7 @@ class TenantRing:
     """A circle of tenants believed to have due runs. A tenant that returns less than it was asked for leaves it."""
 
     def __init__(self, rng: random.Random) -> None:
-        self._order: deque[TenantId] = deque()
-        self._members: set[TenantId] = set()
+        self._order: OrderedDict[TenantId, None] = OrderedDict()
         self._cursors: dict[TenantId, Cursor] = {}
         self.discover_behind = UUID(int=rng.getrandbits(128))
         """Where the next look for due tenants starts; random at first, so that replicas start apart."""
@@ -33,16 +33,14 @@ class TenantRing:
 
     def join(self, tenants: Iterable[TenantId]) -> None:
         for tenant in tenants:
-            if tenant not in self._members:
-                self._members.add(tenant)
-                self._order.append(tenant)
+            self._order.setdefault(tenant)
 
     def deal(self, limit: int, load: TenantLoad) -> list[Share]:
         """Shares of `limit` slots for the tenants whose turn it is, each at most once and within its cap.
 
         With more tenants than slots everybody asked gets one; with fewer, the slots are spread evenly.
         """
-        open_to = [tenant for tenant in self._order if load.room(tenant) > 0]
+        open_to = self._first_with_room(limit, load)
         if not open_to:
             return []
         quantum = -(-limit // len(open_to))
@@ -56,6 +54,11 @@ class TenantRing:
             left -= take
         return shares
 
+    def _first_with_room(self, limit: int, load: TenantLoad) -> list[TenantId]:
+        """At most `limit` of them: a claim must not cost a look at every tenant of a large circle."""
+        with_room = (tenant for tenant in self._order if load.room(tenant) > 0)
+        return list(islice(with_room, limit))
+
     def served(self, shares: Sequence[Share], runs: Sequence[ClaimedRun]) -> None:
         """Take note of what a claim of `shares` returned: cursors move, the served go to the back, the empty leave."""
         got: dict[TenantId, int] = {}
@@ -63,14 +66,12 @@ class TenantRing:
             ref = run.lease.ref
             got[ref.tenant_id] = got.get(ref.tenant_id, 0) + 1
             self._cursors[ref.tenant_id] = Cursor(ref.fire_after, ref.id)
-        asked = {share.tenant_id for share in shares}
-        emptied = {share.tenant_id for share in shares if got.get(share.tenant_id, 0) < share.limit}
-        waiting = [tenant for tenant in self._order if tenant not in asked]
-        served = [share.tenant_id for share in shares if share.tenant_id not in emptied]
-        self._order = deque(waiting + served)
-        self._members -= emptied
-        for tenant in emptied:
-            self._cursors.pop(tenant, None)
+        for share in shares:
+            if got.get(share.tenant_id, 0) < share.limit:
+                self._order.pop(share.tenant_id, None)
+                self._cursors.pop(share.tenant_id, None)
+            else:
+                self._order.move_to_end(share.tenant_id)
 
     def rewind(self) -> None:
         """Forget all cursors: the next claims look from each tenant's left end again."""

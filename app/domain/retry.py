@@ -21,6 +21,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from random import Random
 from typing import assert_never
 
@@ -86,6 +87,7 @@ def to_json(policy: RetryPolicy) -> str:
     )
 
 
+@lru_cache(maxsize=4096)
 def from_json(text: str) -> RetryPolicy:
     """Read what `to_json` wrote. Raises ValueError, KeyError or TypeError for anything else."""
     data = json.loads(text)

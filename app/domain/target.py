@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+import orjson
+
 from app.domain.address import AddressPolicy, origin_problem
 from app.domain.url import parse_url
 from app.errors import InvalidInput
@@ -135,7 +137,7 @@ def to_json(target: Target) -> str:
 
 def from_json(text: str) -> Target:
     """Read what `to_json` wrote. Raises ValueError, KeyError or TypeError for anything else."""
-    data = json.loads(text)
+    data = orjson.loads(text)
     return Target(
         method=str(data["method"]),
         url=str(data["url"]),

@@ -111,7 +111,7 @@ def _interrupted(
     )
     evidence = _evidence(run, order, desk, outcome, flight.sent, started_at) if flight.is_sent else None
     if evidence is not None:
-        metrics.ATTEMPTS.labels(outcome=name_of(outcome)).inc()
+        metrics.note_attempt(name_of(outcome))
     match hold.standing:
         case Standing.LOST:
             # Nothing left: given back in case the row is still ours (a database away until the local deadline).
@@ -151,7 +151,7 @@ def _evidence(
 
 
 def _count(run: ClaimedRun, evidence: Evidence) -> None:
-    metrics.ATTEMPTS.labels(outcome=name_of(evidence.outcome)).inc()
+    metrics.note_attempt(name_of(evidence.outcome))
     metrics.DELIVERY_SECONDS.observe((evidence.finished_at - evidence.started_at).total_seconds())
     if run.lease.attempt == 1 and not isinstance(evidence.outcome, Blocked):
         connecting = evidence.outcome.timing.connect or timedelta()

@@ -143,7 +143,7 @@ class Deliverer:
         return _Prepared(
             url=URL() if problem else URL(url, encoded=True),
             headers=headers,
-            shown_headers=tuple((name, masked(name, value)) for name, value in headers.items()),
+            shown_headers=tuple((str(name), masked(name, value)) for name, value in headers.items()),
             problem=problem,
         )
 

@@ -43,6 +43,7 @@ class Executor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        metrics.IN_FLIGHT.set_function(lambda: load.in_flight)
 
     async def claim_and_start(self) -> timedelta | None:
         """One turn: wait for idle slots, claim at most so many runs, start them. Never waits for their ends."""
@@ -52,7 +53,6 @@ class Executor:
         runs = await self._claims.claim(min(idle, self._batch))
         for run in runs:
             self._load.take(run.lease.ref.tenant_id)
-        metrics.IN_FLIGHT.set(self._load.in_flight)
         if runs:
             self._spawn(self._start(runs))
         return timedelta()
@@ -142,7 +142,6 @@ class Executor:
 
     def _give_slot(self, run: ClaimedRun) -> None:
         self._load.give(run.lease.ref.tenant_id)
-        metrics.IN_FLIGHT.set(self._load.in_flight)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Container, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 from app import metrics
 from app.domain.run import Cancel, Complete, Defer, Fail, Reason, Release, Retry, Settled
@@ -48,8 +48,7 @@ _VERBS: dict[type, _Verb] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(NamedTuple):
     item: Settled
     written: asyncio.Future[bool]
 
@@ -111,8 +110,8 @@ class Settler:
             try:
                 async with acquire(self._pool) as conn:
                     written = await _VERBS[settlement](conn, items)
-                    missing = [item for item in items if key_of(item.lease) not in written]
-                    if missing and is_unsure:
+                    if is_unsure and len(written) < len(items):
+                        missing = [item for item in items if key_of(item.lease) not in written]
                         written |= await settlements.written_before(conn, missing)
                 break
             except StoreUnavailable as error:
@@ -130,8 +129,7 @@ class Settler:
                     return
                 logger.exception("settle.fault", extra={"runs": len(items)})
                 is_unsure = is_fault_repeated = True
-        for pending in members:
-            self._acknowledge(pending, is_written=key_of(pending.item.lease) in written)
+        self._acknowledge(settlement, members, written)
 
     async def _divide(self, settlement: type, members: Sequence[_Pending], error: Exception) -> None:
         """A refused group: look for the bad row in halves; alone, it gets the minimal write."""
@@ -147,7 +145,8 @@ class Settler:
             "settle.refused",
             extra={"run_id": str(pending.item.lease.ref.id), "error": str(error), "reason": reason.value},
         )
-        self._acknowledge(pending, is_written=await self._mark_failed(pending.item, reason))
+        is_marked = await self._mark_failed(pending.item, reason)
+        self._acknowledge(Fail, members, {key_of(pending.item.lease)} if is_marked else ())
 
     async def _mark_failed(self, item: Settled, reason: Reason) -> bool:
         """The minimal write; refused as well, the run is left to the reaper."""
@@ -163,11 +162,15 @@ class Settler:
                 logger.exception("settle.mark_failed_refused", extra={"run_id": str(item.lease.ref.id)})
                 return False
 
-    def _acknowledge(self, pending: _Pending, *, is_written: bool) -> None:
-        if is_written:
-            metrics.SETTLED.labels(settlement=type(pending.item.settlement).__name__.lower()).inc()
-        else:
-            metrics.LEASE_LOST.inc()
-            logger.warning("settle.lease_lost", extra={"run_id": str(pending.item.lease.ref.id)})
-        if not pending.written.done():
-            pending.written.set_result(is_written)
+    def _acknowledge(self, settlement: type, members: Sequence[_Pending], written: Container[Key]) -> None:
+        kept = 0
+        for item, acknowledged in members:
+            is_written = key_of(item.lease) in written
+            if is_written:
+                kept += 1
+            else:
+                metrics.LEASE_LOST.inc()
+                logger.warning("settle.lease_lost", extra={"run_id": str(item.lease.ref.id)})
+            if not acknowledged.done():
+                acknowledged.set_result(is_written)
+        metrics.SETTLED.labels(settlement=settlement.__name__.lower()).inc(kept)

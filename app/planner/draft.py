@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import lru_cache
 
 from app.domain import recurrence as recurrences
 from app.domain import retry as retries
@@ -91,7 +90,7 @@ class _Bounds:
 def _draft(row: DueRow, bounds: _Bounds) -> Draft:
     """Draft one schedule. Raises whatever its rule, its policies or `plan` raise."""
     planned = _plan(row, bounds)
-    max_attempts = _max_attempts(row.retry)
+    max_attempts = retries.from_json(row.retry).max_attempts
     runs = tuple(
         [
             NewRun(
@@ -119,8 +118,3 @@ def _plan(row: DueRow, bounds: _Bounds) -> Plan:
         if is_shared(recurrence):
             bounds.plans[key] = planned
     return planned
-
-
-@lru_cache(maxsize=4_096)
-def _max_attempts(retry: str) -> int:
-    return retries.from_json(retry).max_attempts

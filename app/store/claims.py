@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from app.boottime import boottime
-from app.domain.ids import EPOCH, DeliveryId, RunId, ScheduleId, TenantId
+from app.domain.ids import EPOCH, TenantId
 from app.domain.run import ClaimedRun, Lease, Origin, RunRef
 from app.store.pool import Connection, Row
 
@@ -260,28 +260,33 @@ async def release_by_token(conn: Connection, token: str) -> int:
     return int(status.rsplit(" ", 1)[-1])
 
 
+_ORIGINS = {origin.value: origin for origin in Origin}
+
+
 def _claimed(rows: Sequence[Row], grant: Grant) -> list[ClaimedRun]:
-    """RETURNING order is not claim order: sorted here by (fire_after, id)."""
+    """RETURNING order is not claim order: sorted here by (fire_after, id). The columns are those of `_LEASE`."""
     answered_at = boottime()
-    runs = [
-        ClaimedRun(
-            lease=Lease(
-                RunRef(RunId(row[0]), TenantId(row[1]), row[2], row[3]), token=grant.token, attempt=row[4]
-            ),
-            schedule_id=ScheduleId(row[5]),
-            schedule_version=row[9],
-            schedule_status=row[10],
-            origin=Origin(row[6]),
-            delivery_id=DeliveryId(row[7]),
-            max_attempts=row[8],
-            granted_at=row[14],
-            asked_at=grant.asked_at,
-            answered_at=answered_at,
-            is_exhausted=row[11],
-            is_expired=row[12],
-            is_cancel_requested=row[13],
+    runs = []
+    for row in rows:
+        (id_, tenant, scheduled_for, fire_after, attempt, schedule, origin, delivery, max_attempts) = row[:9]
+        (version, status, is_exhausted, is_expired, is_cancel_requested, granted_at) = row[9:]
+        lease = Lease(RunRef(id_, tenant, scheduled_for, fire_after), grant.token, attempt)
+        runs.append(
+            ClaimedRun(
+                lease,
+                schedule,
+                version,
+                status,
+                _ORIGINS[origin],
+                delivery,
+                max_attempts,
+                granted_at,
+                grant.asked_at,
+                answered_at,
+                is_exhausted,
+                is_expired,
+                is_cancel_requested,
+            )
         )
-        for row in rows
-    ]
     runs.sort(key=lambda run: (run.lease.ref.fire_after, run.lease.ref.id))
     return runs

@@ -77,6 +77,26 @@ async def transactions(conn: Connection) -> int:
     return found
 
 
+SUCCEEDED_SO_FAR = "SELECT /* carillon load */ count(*) FROM job_run WHERE status = 'succeeded'"
+
+
+async def succeeded_so_far(conn: Connection) -> int:
+    """How many runs have succeeded; reads all of them."""
+    with translated():
+        found: int = await conn.fetchval(SUCCEEDED_SO_FAR)
+    return found
+
+
+IS_SEEDED = "SELECT /* carillon load */ EXISTS (SELECT 1 FROM tenant)"
+
+
+async def is_seeded(conn: Connection) -> bool:
+    """Whether an earlier round has left its tenants."""
+    with translated():
+        found: bool = await conn.fetchval(IS_SEEDED)
+    return found
+
+
 IS_UNPLANNED = """SELECT /* carillon load */ EXISTS (
     SELECT 1 FROM schedule WHERE status = 'active' AND next_fire_at <= $1
 )"""

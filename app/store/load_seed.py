@@ -50,6 +50,18 @@ async def clear(conn: Connection) -> None:
         await conn.execute(_CLEAR)
 
 
+TAKE_BACK_RUNS = "DELETE FROM job_run WHERE scheduled_for BETWEEN $1 AND $2"
+TAKE_BACK_SCHEDULES = "DELETE FROM schedule WHERE next_fire_at BETWEEN $1 AND $2 OR last_fire_at BETWEEN $1 AND $2"
+
+
+async def take_back(conn: Connection, since: datetime, until: datetime) -> None:
+    """Remove schedules that were seeded too late for the instants from `since` to `until`, and what became of them."""
+    with translated():
+        async with conn.transaction():
+            await conn.execute(TAKE_BACK_SCHEDULES, since, until)
+            await conn.execute(TAKE_BACK_RUNS, since, until)
+
+
 @dataclass(frozen=True, slots=True)
 class SeededSchedule:
     """A schedule as it is copied in; the texts are JSON as their domain modules write it."""

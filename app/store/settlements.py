@@ -7,10 +7,11 @@ they wrote, by their keys; one that is missing was not ours any more.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+
+import orjson
 
 from app.domain.outcome import (
     Abandoned,
@@ -26,18 +27,19 @@ from app.domain.outcome import (
     name_of,
 )
 from app.domain.run import Cancel, Evidence, Fail, Reason, Retry, Settled
+from app.errors import RowRefused
 from app.store.claims import ATTEMPT_GIVEN_BACK
 from app.store.leases import Key, key_of
 from app.store.pool import Connection
 
 _GIVEN = """WITH given AS (
     SELECT *
-      FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::text[], $5::boolean[], $6::text[], $7::int[],
-                  $8::timestamptz[], $9::timestamptz[], $10::int[], $11::int[], $12::int[], $13::jsonb[],
-                  $14::jsonb[], $15::text[], $16::text[], $17::int[], $18::text[], $19::interval[])
-        AS g(id, scheduled_for, token, outcome, maybe_delivered, error, status_code, started_at, finished_at,
-             connect_us, first_byte_us, total_us, request, response_headers, response_excerpt, worker,
-             schedule_version, reason, delay)
+      FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::text[], $5::int[], $6::timestamptz[],
+                  $7::timestamptz[], $8::int[], $9::int[], $10::int[], $11::jsonb[], $12::jsonb[], $13::text[],
+                  $14::text[], $15::int[], $16::boolean[], $17::text[], $18::text[], $19::interval[])
+        AS g(id, scheduled_for, token, outcome, status_code, started_at, finished_at, connect_us, first_byte_us,
+             total_us, request, response_headers, response_excerpt, worker, schedule_version, maybe_delivered, error,
+             reason, delay)
 ), written AS (
     UPDATE job_run AS r
        SET claimed_by = NULL,
@@ -50,27 +52,53 @@ _EVIDENCE = """
        AND r.scheduled_for = g.scheduled_for
        AND r.status IN ('pending', 'retrying')
        AND r.claimed_by = g.token
-    RETURNING r.id, r.scheduled_for, r.tenant_id, r.attempt, g.token
+    RETURNING r.tenant_id, r.attempt, g.*
 ), evidence AS (
     INSERT INTO run_attempt (run_id, scheduled_for, attempt, tenant_id, schedule_version, outcome, maybe_delivered,
                              error, status_code, started_at, finished_at, connect_us, first_byte_us, total_us,
                              request, response_headers, response_excerpt, worker, lease_token)
-    SELECT w.id, w.scheduled_for, w.attempt, w.tenant_id, g.schedule_version, g.outcome, g.maybe_delivered, g.error,
-           g.status_code, g.started_at, g.finished_at, g.connect_us, g.first_byte_us, g.total_us, g.request,
-           g.response_headers, g.response_excerpt, g.worker, g.token
-      FROM written AS w
-      JOIN given AS g ON g.id = w.id AND g.scheduled_for = w.scheduled_for AND g.token = w.token
-     WHERE g.outcome IS NOT NULL
+    SELECT id, scheduled_for, attempt, tenant_id, schedule_version, outcome, maybe_delivered, error, status_code,
+           started_at, finished_at, connect_us, first_byte_us, total_us, request, response_headers, response_excerpt,
+           worker, token
+      FROM written
+     WHERE outcome IS NOT NULL
         ON CONFLICT (run_id, scheduled_for, attempt) DO NOTHING
 )
 SELECT scheduled_for, id, token FROM written"""
 
-COMPLETE = f"{_GIVEN}status = 'succeeded', reason = NULL, finished_at = clock_timestamp(){_EVIDENCE}"
+# What nearly all runs end with, so it carries only what an answered attempt has: `_answered` makes its columns.
+COMPLETE = """WITH given AS (
+    SELECT *
+      FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::text[], $5::int[], $6::timestamptz[],
+                  $7::timestamptz[], $8::int[], $9::int[], $10::int[], $11::jsonb[], $12::jsonb[], $13::text[],
+                  $14::text[], $15::int[])
+        AS g(id, scheduled_for, token, outcome, status_code, started_at, finished_at, connect_us, first_byte_us,
+             total_us, request, response_headers, response_excerpt, worker, schedule_version)
+), written AS (
+    UPDATE job_run AS r
+       SET claimed_by = NULL, claim_expires_at = NULL, status = 'succeeded', reason = NULL,
+           finished_at = clock_timestamp()
+      FROM given AS g
+     WHERE r.id = g.id
+       AND r.scheduled_for = g.scheduled_for
+       AND r.status IN ('pending', 'retrying')
+       AND r.claimed_by = g.token
+    RETURNING r.tenant_id, r.attempt, g.*
+), evidence AS (
+    INSERT INTO run_attempt (run_id, scheduled_for, attempt, tenant_id, schedule_version, outcome, maybe_delivered,
+                             status_code, started_at, finished_at, connect_us, first_byte_us, total_us, request,
+                             response_headers, response_excerpt, worker, lease_token)
+    SELECT id, scheduled_for, attempt, tenant_id, schedule_version, outcome, true, status_code, started_at,
+           finished_at, connect_us, first_byte_us, total_us, request, response_headers, response_excerpt, worker, token
+      FROM written
+        ON CONFLICT (run_id, scheduled_for, attempt) DO NOTHING
+)
+SELECT scheduled_for, id, token FROM written"""
 
 
 async def complete(conn: Connection, items: Sequence[Settled]) -> set[Key]:
-    """The runs have succeeded."""
-    return await _write(conn, COMPLETE, items)
+    """The runs have succeeded, each by an answer that was judged good."""
+    return await _write(conn, COMPLETE, items, row=_answered)
 
 
 # A cancel asked for meanwhile must not wait for the backoff: due at once, the next claim settles it as cancelled.
@@ -80,7 +108,7 @@ RETRY = f"""{_GIVEN}status = 'retrying', reason = NULL,
 
 async def retry(conn: Connection, items: Sequence[Settled]) -> set[Key]:
     """The runs get another attempt after their delay."""
-    return await _write(conn, RETRY, items)
+    return await _write(conn, RETRY, items, row=_any_end)
 
 
 # A run that ends unsent gives back the attempt that its claim spent: `attempt` counts what has begun. A fault of ours
@@ -94,7 +122,7 @@ FAIL = f"{_GIVEN}status = 'failed', {_ENDS}{_EVIDENCE}"
 
 async def fail(conn: Connection, items: Sequence[Settled]) -> set[Key]:
     """The runs have failed for good, each with its reason."""
-    return await _write(conn, FAIL, items)
+    return await _write(conn, FAIL, items, row=_any_end)
 
 
 CANCEL = f"{_GIVEN}status = 'cancelled', {_ENDS}{_EVIDENCE}"
@@ -102,7 +130,7 @@ CANCEL = f"{_GIVEN}status = 'cancelled', {_ENDS}{_EVIDENCE}"
 
 async def cancel(conn: Connection, items: Sequence[Settled]) -> set[Key]:
     """The runs end cancelled, each with its reason; evidence only where a request may have left."""
-    return await _write(conn, CANCEL, items)
+    return await _write(conn, CANCEL, items, row=_any_end)
 
 
 MARK_FAILED = """UPDATE job_run AS r
@@ -142,15 +170,24 @@ async def written_before(conn: Connection, items: Sequence[Settled]) -> set[Key]
     return {(row[0], row[1], row[2]) for row in rows}
 
 
-async def _write(conn: Connection, statement: str, items: Sequence[Settled]) -> set[Key]:
+async def _write(
+    conn: Connection, statement: str, items: Sequence[Settled], *, row: Callable[[Settled], tuple[Any, ...]]
+) -> set[Key]:
     ordered = sorted(items, key=lambda item: key_of(item.lease))
-    table = [_row(item) for item in ordered]
-    rows = await conn.fetch(statement, *(list(column) for column in zip(*table, strict=True)))
+    table = [row(item) for item in ordered]
+    rows = await conn.fetch(statement, *zip(*table, strict=True))
     return {(row[0], row[1], row[2]) for row in rows}
 
 
-def _row(item: Settled) -> tuple[Any, ...]:
-    """One row of `given`, in its column order."""
+def _answered(item: Settled) -> tuple[Any, ...]:
+    """One row of what COMPLETE is given, in its column order."""
+    assert item.evidence is not None
+    ref = item.lease.ref
+    return (ref.id, ref.scheduled_for, item.lease.token, *_attempt(item.evidence))
+
+
+def _any_end(item: Settled) -> tuple[Any, ...]:
+    """One row of what all others are given, in the column order of `_GIVEN`."""
     reason: str | None = None
     delay: timedelta | None = None
     match item.settlement:
@@ -161,21 +198,23 @@ def _row(item: Settled) -> tuple[Any, ...]:
         case _:
             pass
     ref = item.lease.ref
-    return (ref.id, ref.scheduled_for, item.lease.token, *_evidence(item.evidence), reason, delay)
+    is_maybe = error = None
+    attempt = _NO_ATTEMPT
+    if item.evidence is not None:
+        is_maybe = is_maybe_delivered(item.evidence.outcome)
+        error = _parts(item.evidence.outcome)[2]
+        attempt = _attempt(item.evidence)
+    return (ref.id, ref.scheduled_for, item.lease.token, *attempt, is_maybe, error, reason, delay)
 
 
-_NO_EVIDENCE = (None,) * 14
+_NO_ATTEMPT: tuple[Any, ...] = (None,) * 12
 
 
-def _evidence(evidence: Evidence | None) -> tuple[Any, ...]:
-    if evidence is None:
-        return _NO_EVIDENCE
-    answer, timing, error = _parts(evidence.outcome)
+def _attempt(evidence: Evidence) -> tuple[Any, ...]:
+    answer, timing, _ = _parts(evidence.outcome)
     sent = evidence.sent
     return (
         name_of(evidence.outcome),
-        is_maybe_delivered(evidence.outcome),
-        error,
         None if answer is None else answer.status,
         evidence.started_at,
         evidence.finished_at,
@@ -184,7 +223,7 @@ def _evidence(evidence: Evidence | None) -> tuple[Any, ...]:
         _micros(timing.total),
         None
         if sent is None
-        else json.dumps(
+        else _json(
             {
                 "method": sent.method,
                 "url": sent.url,
@@ -192,11 +231,18 @@ def _evidence(evidence: Evidence | None) -> tuple[Any, ...]:
                 "body_bytes": sent.body_bytes,
             }
         ),
-        None if answer is None else json.dumps(dict(answer.headers)),
+        None if answer is None else _json(dict(answer.headers)),
         None if answer is None else answer.excerpt,
         evidence.worker,
         evidence.schedule_version,
     )
+
+
+def _json(value: object) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:
+        raise RowRefused(f"an attempt cannot be kept as JSON: {error}") from None
 
 
 def _parts(outcome: Outcome) -> tuple[Answer | None, Timing, str | None]:

@@ -10,11 +10,12 @@ import importlib
 import json
 import pkgutil
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import ModuleType
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -399,17 +400,17 @@ async def test_keeping_and_giving_back_find_their_runs_by_key(
 
 
 # The others are built from the same text.
-SETTLING: list[tuple[str, Settlement]] = [
-    (settlements.COMPLETE, Complete()),
-    (settlements.RETRY, Retry(SECOND)),
+SETTLING: list[tuple[str, Settlement, Callable[[Settled], tuple[Any, ...]]]] = [
+    (settlements.COMPLETE, Complete(), settlements._answered),
+    (settlements.RETRY, Retry(SECOND), settlements._any_end),
 ]
 
 
 @each_turn
 async def test_settling_finds_its_runs_by_key(plain: Connection, known: Backlog, before: int) -> None:
-    for statement, settlement in SETTLING:
+    for statement, settlement, row in SETTLING:
         items = [Settled(run.lease, settlement, evidence()) for run in await _held(plain)]
-        columns = [list(column) for column in zip(*(settlements._row(item) for item in items), strict=True)]
+        columns = [list(column) for column in zip(*map(row, items), strict=True)]
         await _assert_found_by_key(plain, known, statement, *columns, before=before)
 
 
