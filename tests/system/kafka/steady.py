@@ -106,7 +106,7 @@ async def latest(conn: Connection, *, planned_from: datetime | None = None) -> t
         """SELECT max(a.started_at - r.scheduled_for)
              FROM run_attempt AS a
              JOIN job_run AS r ON r.id = a.run_id AND r.scheduled_for = a.scheduled_for
-            WHERE a.attempt = 1 AND r.scheduled_for >= coalesce($1, '-infinity')""",
+            WHERE a.attempt = 1 AND r.scheduled_for >= coalesce($1::timestamptz, '-infinity')""",
         planned_from,
     )
     return found
