@@ -12,7 +12,9 @@ from datetime import datetime, timedelta
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
+from app.claim.kafka.calls import stop_consumer
 from app.local.receiver import Receiver
+from app.loops import sleep_or_stop
 from app.store.pool import Connection
 from tests.brokers import BrokerPlace
 from tests.eventually import eventually
@@ -116,28 +118,28 @@ async def latest(conn: Connection, *, planned_from: datetime | None = None) -> t
 async def coming_and_going(place: BrokerPlace, *, every: timedelta) -> AsyncIterator[list[int]]:
     """Somebody joins the group and leaves it again, over and over; how often is in the list. It commits nothing."""
     rounds: list[int] = []
+    ending = asyncio.Event()
 
     async def come_and_go() -> None:
-        while True:
+        while not ending.is_set():
             consumer = AIOKafkaConsumer(
                 bootstrap_servers=place.bootstrap, group_id=place.group, enable_auto_commit=False
             )
-            await consumer.start()
             try:
+                await consumer.start()
                 consumer.subscribe([place.topic])
-                await asyncio.sleep(every.total_seconds())  # a rhythm, not a synchronisation
+                await sleep_or_stop(every, ending)  # a rhythm, not a synchronisation
             finally:
-                await consumer.stop()
+                await stop_consumer(consumer)
             rounds.append(len(rounds))
-            await asyncio.sleep(every.total_seconds())
+            await sleep_or_stop(every, ending)
 
     going = asyncio.create_task(come_and_go())
     try:
         yield rounds
-        assert not going.done(), going
     finally:
-        going.cancel()
-        await asyncio.wait([going])
+        ending.set()
+        await going
 
 
 async def delete_topic(place: BrokerPlace) -> None:
