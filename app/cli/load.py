@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,13 @@ DatabaseUrl = Annotated[
 Kafka = Annotated[
     str | None,
     typer.Option("--kafka-bootstrap", metavar="B", help="Brokers; else one is started in kafka mode."),
+]
+TargetUrl = Annotated[
+    str | None,
+    typer.Option("--target", metavar="URL", help="A receiver that is there already; else one is started."),
+]
+Owned = Annotated[
+    bool, typer.Option("--i-own-this-target", help="--target may be another machine: it is yours.")
 ]
 WorkDir = Annotated[
     Path | None,
@@ -95,6 +103,8 @@ def burst(
     repeat: Repeat = 1,
     database_url: DatabaseUrl = None,
     kafka_bootstrap: Kafka = None,
+    target: TargetUrl = None,
+    i_own_this_target: Owned = False,
     work_dir: WorkDir = None,
     settings: Set = None,
     server_settings: ServerSet = None,
@@ -110,6 +120,7 @@ def burst(
     from app.load.scenarios.burst import Burst, measure
 
     wanted = _wanted(claim_mode, database_url, kafka_bootstrap, work_dir, settings, server_settings)
+    wanted = _aimed(wanted, target, is_owned=i_own_this_target)
     one = Burst(schedules, min(tenants, schedules), executors, planners)
     bounds = _bounds(
         {
@@ -207,6 +218,16 @@ def _wanted(
         },
         server_settings=_pairs("--server-set", server_settings),
     )
+
+
+def _aimed(wanted: Wanted, target: str | None, *, is_owned: bool) -> Wanted:
+    """Raises ConfigError for a target that nobody says is theirs."""
+    from app.load.refusals import require_owned
+
+    if target is None:
+        return wanted
+    require_owned(target, is_owned=is_owned)
+    return replace(wanted, target_url=target)
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from app.domain.ids import MICROSECOND
-from app.load.ledger import lateness_of
+from app.load.ledger import Ledger, lateness_of
 from app.load.round import STEP_MS, Fleet, Outcome
 from app.load.seeds import instant_ns
 from app.load.summary import Figures
@@ -28,37 +29,46 @@ def figures_of(
     own: Mapping[str, Any] | None = None,
 ) -> Figures:
     """What one round has shown. Rates are from the (first) instant on, by the database's clock."""
-    first = outcome.ledger.first
-    arrived = {key: at for key, at in first.items() if key in outcome.due_ns}
     recorded = len(outcome.succeeded & outcome.due_ns.keys())
-    late = lateness_of(arrived, outcome.due_ns, offset_ns=outcome.offset.ns)
     runs = len(outcome.due_ns)
     costs = outcome.costs
-    return Figures(
+    figures = Figures(
         scenario=scenario,
         claim_mode=claim_mode,
         schedules=runs,
         tenants=tenants,
         executors=fleet.executors,
         expected=runs,
-        delivered=len(arrived),
         recorded=recorded,
-        duplicates=outcome.ledger.duplicates,
-        missing=runs - len(arrived),
         planned_per_s=planned_per_s(outcome.planned, fleet.planners, seen_at=outcome.planned_seen_at),
-        delivered_per_s=_delivered_per_s(outcome, arrived),
         recorded_per_s=rate(recorded, outcome.first, outcome.ended.last_success_at),
-        lateness_ms=late.percentiles(),
         cpu_us_per_run=costs.cpu_us_per_run(runs),
         wal_bytes_per_run=costs.wal_bytes / runs,
         statements_per_run=None if costs.statements is None else costs.statements / runs,
         transactions_per_run=costs.transactions / runs,
         others_cpu_share=costs.others_share,
         stolen_cpu_share=costs.stolen_share,
-        own={"clock_offset_us": outcome.offset.ns / 1000, **(own or {})},
-        problems=_problems(outcome, late.early),
+        own=own or {},
+        problems=_unsuccessful(outcome),
         series=_series(outcome),
+    )
+    return figures if outcome.ledger is None else _with_deliveries(figures, outcome, outcome.ledger)
+
+
+def _with_deliveries(figures: Figures, outcome: Outcome, ledger: Ledger) -> Figures:
+    """What the target has seen, beside what the database has."""
+    arrived = {key: at for key, at in ledger.first.items() if key in outcome.due_ns}
+    late = lateness_of(arrived, outcome.due_ns, offset_ns=outcome.offset.ns)
+    return replace(
+        figures,
+        delivered=len(arrived),
+        duplicates=ledger.duplicates,
+        missing=len(outcome.due_ns) - len(arrived),
+        delivered_per_s=_delivered_per_s(outcome, arrived),
+        lateness_ms=late.percentiles(),
         lateness_curve=late.curve(),
+        own={"clock_offset_us": outcome.offset.ns / 1000, **figures.own},
+        problems=[*figures.problems, *_strange(outcome, ledger, early=late.early)],
     )
 
 
@@ -92,35 +102,37 @@ def _delivered_per_s(outcome: Outcome, arrived: Mapping[bytes, int]) -> float | 
     return len(arrived) * SECOND_NS / span_ns if span_ns > 0 else None
 
 
-def _problems(outcome: Outcome, early: int) -> list[str]:
+def _unsuccessful(outcome: Outcome) -> list[str]:
+    others = {status: runs for status, runs in outcome.ended.by_status.items() if status != "succeeded"}
+    told = ", ".join(f"{runs:,} {status}" for status, runs in others.items())
+    return [f"runs that have not succeeded: {told}"] if told else []
+
+
+def _strange(outcome: Outcome, ledger: Ledger, *, early: int) -> list[str]:
+    """Requests that should not have come at all, or not yet."""
     problems: list[str] = []
-    ledger = outcome.ledger
     if strangers := len(ledger.first.keys() - outcome.due_ns.keys()):
         problems.append(f"{strangers:,} delivery ids came that nobody expected")
     if ledger.unidentified:
         problems.append(f"{ledger.unidentified:,} requests came without a delivery id")
-    if early and _is_clearly_early(outcome):
+    if early and _is_clearly_early(outcome, ledger):
         problems.append(f"{early:,} deliveries came before their instant")
-    others = {name: runs for name, runs in outcome.ended.by_status.items() if name != "succeeded"}
-    if others:
-        problems.append("runs that have not succeeded: " + ", ".join(f"{n:,} {s}" for s, n in others.items()))
     return problems
 
 
-def _is_clearly_early(outcome: Outcome) -> bool:
+def _is_clearly_early(outcome: Outcome, ledger: Ledger) -> bool:
     """Earlier than the two clocks can be apart by mistake."""
-    slack = outcome.offset.error_ns
+    latest_offset = outcome.offset.ns - outcome.offset.error_ns
     due = outcome.due_ns
-    return any(
-        at - outcome.offset.ns + slack < due[key] for key, at in outcome.ledger.first.items() if key in due
-    )
+    return any(at - latest_offset < due[key] for key, at in ledger.first.items() if key in due)
 
 
 def _series(outcome: Outcome) -> dict[str, Any]:
     """What `app.load.summary` says of series."""
     zero = instant_ns(outcome.first)
     due = Counter((at - zero) // STEP_NS for at in outcome.due_ns.values())
-    delivered = Counter((at - outcome.offset.ns - zero) // STEP_NS for at in outcome.ledger.first.values())
+    first = {} if outcome.ledger is None else outcome.ledger.first
+    delivered = Counter((at - outcome.offset.ns - zero) // STEP_NS for at in first.values())
     columns = {
         "due": due,
         "planned": outcome.planned_series,

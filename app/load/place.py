@@ -12,17 +12,19 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
-from app.errors import CarillonError, ConfigError
+from app.errors import CarillonError
 from app.load.cpu import Processes
+from app.load.ledger import fetch_counts, reset_ledger
+from app.load.refusals import is_loopback, require_disk
 from app.local.broker import EmbeddedBroker
 from app.local.postgres import EmbeddedPostgres
 from app.local.processes import Child, log_tail, spawn, stop_all, wait_for_line
@@ -55,20 +57,21 @@ SERVER_SETTINGS: Mapping[str, str] = {
 
 Say = Callable[[str], None]
 
-MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a person asked for. Addresses that are None are of servers started here.
 
-    `work_dir` is where the database's files are while it runs (None: the system's temporary folder). `settings` are
-    further SCHEDULER_* variables of every replica, `server_settings` further ones of a PostgreSQL started here.
+    `target_url` is a receiver that is there already; one that is not on this machine's loopback has to be owned, see
+    `require_owned`. `work_dir` is where the database's files are while it runs (None: the system's temporary folder).
+    `settings` are further SCHEDULER_* variables of every replica, `server_settings` further ones of a PostgreSQL
+    started here.
     """
 
     claim_mode: ClaimMode = ClaimMode.POSTGRES
     database_url: str | None = None
     kafka_bootstrap: str | None = None
+    target_url: str | None = None
     work_dir: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     server_settings: Mapping[str, str] = field(default_factory=dict)
@@ -93,11 +96,12 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The process that receives what is delivered. `url` may be a person's own, on another machine."""
+    """What receives the deliveries. `port` is that of its ledger, None for a receiver that keeps none; `child` is the
+    process when it is ours."""
 
     url: str
-    port: int
-    child: Child
+    port: int | None = None
+    child: Child | None = None
 
 
 @dataclass(slots=True)
@@ -162,7 +166,9 @@ class Place:
         }
 
     async def launch_target(self, *options: str) -> Target:
-        """Start a target of our own and wait until it listens."""
+        """Start a target of our own and wait until it listens, unless one was given."""
+        if self.wanted.target_url is not None:
+            return await asyncio.to_thread(_given_target, self.wanted.target_url)
         path = self.folder / f"target-{len(self.children)}.log"
         path.unlink(missing_ok=True)
         argv = [sys.executable, "-m", "app.load.target", *options]
@@ -211,7 +217,7 @@ class Place:
         single: dict[str, tuple[int, ...]] = {}
         for replica in replicas:
             single[replica.part] = (*single.get(replica.part, ()), replica.child.pid)
-        if target is not None:
+        if target is not None and target.child is not None:
             single["receiver"] = (target.child.pid,)
         if self.broker_pid is not None:
             single["broker"] = (self.broker_pid,)
@@ -262,25 +268,19 @@ async def prepare(place: Place) -> None:
         await load_seed.clear(conn)
 
 
-def require_disk(folder: Path | None) -> None:
-    """Raises ConfigError for a folder in memory: there, durability costs nothing and every figure is a lie."""
-    path = (folder or Path(tempfile.gettempdir())).resolve()
-    kind = file_system_of(path, Path("/proc/self/mounts").read_text())
-    if kind in MEMORY_FILE_SYSTEMS:
-        raise ConfigError(
-            f"--work-dir: {path} is in memory ({kind}); the database of a load run belongs on a disk"
-        )
-
-
-def file_system_of(path: Path, mounts: str) -> str:
-    """The kind of file system that `path` is on, by the text of /proc/self/mounts: the deepest mount counts."""
-    deepest = (-1, "unknown")
-    for line in mounts.splitlines():
-        _, at, kind, *_ = line.split(" ")
-        point = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), at))
-        if path.is_relative_to(point):
-            deepest = max(deepest, (len(point.parts), kind))  # of two on one point, the later one covers
-    return deepest[1]
+def _given_target(url: str) -> Target:
+    """A receiver of the person's own; its ledger is used where it is an `app.load.target` on loopback."""
+    parts = urlsplit(url)
+    base = f"{parts.scheme}://{parts.netloc}"
+    if parts.port is not None and is_loopback(parts.hostname or ""):
+        try:
+            reset_ledger(parts.port)
+            fetch_counts(parts.port)
+        except (CarillonError, ValueError):
+            pass
+        else:
+            return Target(base, parts.port)
+    return Target(base)
 
 
 def plain_environment() -> dict[str, str]:

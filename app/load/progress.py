@@ -44,6 +44,8 @@ class Show:
         self._console.print(table)
         self._console.print(f"[dim]·[/dim] {escape(str(out))}: summary.json, report.html")
         verdict = content["verdict"]
+        for note in verdict["notes"]:
+            self._console.print(f"[bold]NOTE[/bold] {escape(note)}")
         if verdict["ok"]:
             self._console.print(
                 "[bold green]GOOD[/bold green] nothing lost, nothing doubled, within all bounds"

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum, auto
 from typing import Any
 
 from app.errors import CarillonError
@@ -39,6 +40,14 @@ LOOK_EVERY = 0.2
 STALL = timedelta(seconds=45)
 """Beyond a lease and a retry, a round without any progress for so long is over: what is missing is missing."""
 
+
+class History(Enum):
+    """What becomes of what earlier rounds have left."""
+
+    CLEARED = auto()
+    KEPT = auto()
+
+
 Seeds = Callable[[datetime, str], Sequence[SeededSchedule]]
 """The schedules of a round, given the first instant and the target's URL."""
 
@@ -57,7 +66,8 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a round has brought. Instants by the database's clock, `ledger` by the target's, `offset` between them.
+    """What a round has brought. Instants by the database's clock, `ledger` by the target's, `offset` between them; None
+    when the target keeps no ledger.
 
     `due_ns` has every expected delivery: its key and its instant.
     """
@@ -69,7 +79,7 @@ class Outcome:
     planned_seen_at: datetime | None
     ended: EndedRuns
     succeeded: frozenset[bytes]
-    ledger: Ledger
+    ledger: Ledger | None
     offset: ClockOffset
     costs: Costs
     planned_series: dict[int, int]
@@ -87,7 +97,7 @@ class Stage:
 
 
 Before = Callable[[Stage], Coroutine[Any, Any, None]]
-"""Done with the fleet running, before the round's own schedules are there; again when seeding has to begin again."""
+"""Done with the fleet running, before the round's own schedules are there."""
 Accident = Callable[[Stage, datetime], Coroutine[Any, Any, None]]
 """Something that happens while a round runs, whose first instant it is told; begun when the schedules are seeded,
 cancelled at the end."""
@@ -102,8 +112,9 @@ async def play(
     tenants: int,
     before: Before | None = None,
     accident: Accident | None = None,
+    history: History = History.CLEARED,
 ) -> Outcome:
-    """Play one round on an emptied database. Raises CarillonError when a process ends or seeding takes too long."""
+    """Play one round. Raises CarillonError when a process ends or seeding takes too long."""
     settings = settings_of(place)
     target = await place.launch_target(*fleet.target_options)
     replicas = [place.launch_replica(f"planner-{n}", "planner") for n in range(1, fleet.planners + 1)]
@@ -113,8 +124,9 @@ async def play(
         await place.ready(replicas)
         async with place.connection("load watch") as conn:
             stage = Stage(place, target, replicas, conn)
+            await _begin(conn, tenants, history)
             due = await _seed(stage, make, show, settings, tenants=tenants, before=before)
-            first = due[0].next_fire_at
+            first, _ = span_of(due)
             disturbing = asyncio.create_task(accident(stage, first)) if accident is not None else None
             try:
                 return await _watch(stage, due, show, settings, is_delivered=fleet.executors > 0)
@@ -122,7 +134,7 @@ async def play(
                 if disturbing is not None:
                     await _end(disturbing)
     finally:
-        place.stop([target.child, *(replica.child for replica in replicas)])
+        place.stop([*filter(None, [target.child]), *(replica.child for replica in replicas)])
 
 
 async def _end(disturbing: asyncio.Task[None]) -> None:
@@ -140,18 +152,23 @@ def settings_of(place: Place) -> Settings:
     return load_settings({**place.replica_settings(), "SCHEDULER_DATABASE_URL": place.dsn})
 
 
+async def _begin(conn: Connection, tenants: int, history: History) -> None:
+    """Empty the tables, unless what earlier rounds have left is to stay; then the tenants are there already."""
+    if history is History.CLEARED or not await load_measure.is_seeded(conn):
+        await load_seed.clear(conn)
+        await load_seed.copy_tenants(conn, seeds.tenant_ids(tenants), at=await load_measure.clock(conn))
+
+
 async def _seed(
-    stage: Stage, make: Seeds, show: Show, settings: Settings, *, tenants: int, before: Before | None
+    stage: Stage, make: Seeds, show: Show, settings: Settings, *, before: Before | None, tenants: int
 ) -> list[SeededSchedule]:
     """Copy schedules that are due soon, but not before the planner can have them in its look-ahead as a whole."""
     conn, url = stage.conn, stage.target.url
     count = len(make(await load_measure.clock(conn), url))
     lead = LEAD + timedelta(seconds=count / SEEDED_PER_SECOND)
+    if before is not None:
+        await before(stage)
     for _ in range(TRIES):
-        await load_seed.clear(conn)
-        await load_seed.copy_tenants(conn, seeds.tenant_ids(tenants), at=await load_measure.clock(conn))
-        if before is not None:
-            await before(stage)
         show.step(f"seeding {count:,} schedules of {tenants:,} tenants")
         now = await load_measure.clock(conn)
         first = whole_millisecond(now + lead + settings.planner.lookahead + QUIET)
@@ -164,7 +181,15 @@ async def _seed(
             await asyncio.sleep(left.total_seconds())
             return due
         lead *= 2
+        show.step("that took too long: once more, with more time")
+        await load_seed.take_back(conn, first, span_of(due)[1])
     raise CarillonError(f"{count:,} schedules could not be seeded in time, even with a lead of {lead}")
+
+
+def span_of(due: Sequence[SeededSchedule]) -> tuple[datetime, datetime]:
+    """The first and the last instant."""
+    instants = [one.next_fire_at for one in due]
+    return min(instants), max(instants)
 
 
 def whole_millisecond(instant: datetime) -> datetime:
@@ -176,20 +201,21 @@ async def _watch(
     stage: Stage, due: Sequence[SeededSchedule], show: Show, settings: Settings, *, is_delivered: bool
 ) -> Outcome:
     place, conn = stage.place, stage.conn
-    first, last = due[0].next_fire_at, due[-1].next_fire_at
+    first, last = span_of(due)
     offset = await clock_offset(conn)
     due_ns = {seeds.delivery_key(one): seeds.instant_ns(one.next_fire_at) for one in due}
     meter = await Meter.read(conn, place.measured(stage.replicas, stage.target))
     show.step("planning, delivering and recording")
     stall = STALL + settings.executor.lease_ttl
     with show.bar("delivered", len(due)) as advance:
-        planned_seen_at = await _until_planned(stage, last, stall)
+        planned_seen_at = await _until_planned(stage, first, last, stall, advance)
         if is_delivered and planned_seen_at is not None:
             await _until_delivered(stage, last, len(due), stall, advance)
     costs = await meter.costs(conn)
     show.step("draining the fleet, reading the ledger")
     place.stop([replica.child for replica in stage.replicas])
-    ledger = await asyncio.to_thread(fetch_ledger, stage.target.port)
+    port = stage.target.port
+    ledger = None if port is None else await asyncio.to_thread(fetch_ledger, port)
     return Outcome(
         first=first,
         last=last,
@@ -209,7 +235,9 @@ async def _watch(
 STEP_MS = 100
 
 
-async def _until_planned(stage: Stage, last: datetime, stall: timedelta) -> datetime | None:
+async def _until_planned(
+    stage: Stage, first: datetime, last: datetime, stall: timedelta, advance: Callable[[int], None]
+) -> datetime | None:
     """Wait until every occurrence up to `last` has its run; when that was first seen, by the database's clock.
 
     None when it has not happened `stall` after `last`.
@@ -221,7 +249,9 @@ async def _until_planned(stage: Stage, last: datetime, stall: timedelta) -> date
             return await load_measure.clock(stage.conn)
         if now > last + stall:
             return None
-        await asyncio.sleep(LOOK_EVERY / 10)
+        if now > first:  # over time: planning goes on while deliveries do
+            advance(await _delivered(stage))
+        await asyncio.sleep(LOOK_EVERY if now > first else LOOK_EVERY / 10)
 
 
 async def _until_delivered(
@@ -231,13 +261,20 @@ async def _until_delivered(
     seen, moved_at = -1, time.monotonic()
     while True:
         stage.place.require_alive()
-        counts = await asyncio.to_thread(fetch_counts, stage.target.port)
-        advance(counts["requests"])
-        if counts["requests"] != seen:
-            seen, moved_at = counts["requests"], time.monotonic()
+        delivered = await _delivered(stage)
+        advance(delivered)
+        if delivered != seen:
+            seen, moved_at = delivered, time.monotonic()
         now = await load_measure.clock(stage.conn)
         if now > last and not await load_measure.is_open(stage.conn, last):
             return
         if now > last and time.monotonic() - moved_at > stall.total_seconds():
             return
         await asyncio.sleep(LOOK_EVERY if seen < expected else LOOK_EVERY / 10)
+
+
+async def _delivered(stage: Stage) -> int:
+    """How many requests have come; of a target that does not tell, how many runs have succeeded."""
+    if stage.target.port is not None:
+        return (await asyncio.to_thread(fetch_counts, stage.target.port))["requests"]
+    return await load_measure.succeeded_so_far(stage.conn)

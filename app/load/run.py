@@ -73,8 +73,9 @@ async def _measure_and_judge(order: Order, place: Place, show: Show, load_before
 def conclude(repeats: Sequence[Figures], bounds: Sequence[Bound], env: dict[str, Any]) -> dict[str, Any]:
     """The summary of several repetitions, judged: each one for itself, and the medians against the bounds."""
     problems = [problem for one in repeats for problem in one.problems]
+    notes = [note for one in repeats for note in one.notes]
     merged = summary.merge([one.keys() for one in repeats])
-    return summary.summary(repeats, verdict=verdict.judge(merged, bounds, problems), env=env)
+    return summary.summary(repeats, verdict=verdict.judge(merged, bounds, problems, notes), env=env)
 
 
 def write(out: Path, content: dict[str, Any]) -> None:

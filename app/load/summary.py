@@ -28,7 +28,10 @@ NO_CPU: Mapping[str, float | None] = dict.fromkeys(("total", *PARTS))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One repetition of a scenario. `own` are the keys that only this scenario has. Units are in the keys' names."""
+    """One repetition of a scenario. `own` are the keys that only this scenario has. Units are in the keys' names.
+
+    `problems` make the verdict bad, `notes` only say what a reader must know.
+    """
 
     scenario: str
     claim_mode: str | None = None
@@ -52,6 +55,7 @@ class Figures:
     stolen_cpu_share: float | None = None
     own: Mapping[str, Any] = field(default_factory=dict)
     problems: Sequence[str] = ()
+    notes: Sequence[str] = ()
     series: Mapping[str, Any] | None = None
     lateness_curve: Sequence[tuple[float, float]] = ()
 

@@ -53,7 +53,10 @@ def exactly_once_problems(figures: Mapping[str, Any]) -> list[str]:
 
 
 def judge(
-    figures: Mapping[str, Any], bounds: Sequence[Bound], problems: Sequence[str] = ()
+    figures: Mapping[str, Any],
+    bounds: Sequence[Bound],
+    problems: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The verdict as `summary.json` has it: `ok`, and every problem in words. `problems` are those seen on the way."""
     found = [*problems, *exactly_once_problems(figures)]
@@ -61,5 +64,6 @@ def judge(
     return {
         "ok": not found,
         "problems": found,
+        "notes": list(dict.fromkeys(notes)),
         "bounds": {bound.option: bound.limit for bound in bounds},
     }

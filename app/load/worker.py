@@ -72,11 +72,12 @@ class Worker:
         async with asyncio.TaskGroup() as group:
             settling = group.create_task(self._settler.run())
             keeping = group.create_task(self._keep())
-            claiming = group.create_task(self._claim_all())
+            claiming = group.create_task(self._claim_all(stopped))
             await stopped.wait()
             await self._claims.leave()
-            claiming.cancel()
-            await asyncio.wait([claiming, *self._tasks])
+            await claiming
+            while self._tasks:
+                await asyncio.wait(self._tasks)
             keeping.cancel()
             self._settler.finish()
             await settling
@@ -85,10 +86,9 @@ class Worker:
         await self._claims.close()
         await self._keeper.close()
 
-    async def _claim_all(self) -> None:
-        stop = asyncio.Event()
+    async def _claim_all(self, stop: asyncio.Event) -> None:
         batch = self._settings.executor.batch
-        while True:
+        while not stop.is_set():  # once it has left, the strategy returns nothing without waiting
             if self._load.idle < min(batch, self._load.slots // 4):
                 await self._load.slot_freed(at_most=timedelta(seconds=1), stop=stop)
                 continue
