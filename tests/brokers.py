@@ -18,6 +18,7 @@ import signal
 import subprocess
 import uuid
 from dataclasses import dataclass
+from datetime import timedelta
 
 from app.errors import ConfigError
 from app.local.broker import EmbeddedBroker, LocalBroker, find_program
@@ -42,6 +43,12 @@ class BrokerServer:
     def has_idempotence(self) -> bool:
         """Whether a producer may be idempotent."""
         return self.name != TANSU
+
+    @property
+    def shortest_session(self) -> timedelta:
+        """That it allows a member of a group. Tansu gives a member's partitions to the next one when it is over, also
+        when the member has left."""
+        return timedelta(seconds=1.5 if self.name == TANSU else 6)
 
     @property
     def makes_topics_unasked(self) -> bool:

@@ -16,7 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 CAMPAIGNS: dict[str, list[str]] = {
-    "kafka": ["tests/system/kafka", "tests/system/kafka/campaign_trouble.py"],
+    "kafka": [
+        "tests/system/test_conformance.py",
+        "tests/system/kafka",
+        "tests/system/kafka/campaign_trouble.py",
+    ],
 }
 
 

@@ -38,13 +38,14 @@ class asked:  # noqa: N801 reads as a statement
     """Bound a call to the broker and turn what comes of it into one of our two answers.
 
     Leaving the block raises TopicUnavailable for everything that may be over soon, ConfigError for what will not.
-    `lacking` is what to say when the broker does not know the request, or knows only that it failed.
+    `within` is CALL_WITHIN unless told. `lacking` is what to say when the broker does not know the request, or knows
+    only that it failed.
     """
 
-    def __init__(self, what: str, *, within: timedelta = CALL_WITHIN, lacking: str | None = None) -> None:
+    def __init__(self, what: str, *, within: timedelta | None = None, lacking: str | None = None) -> None:
         self._what = what
         self._lacking = lacking
-        self._timeout = asyncio.timeout(within.total_seconds())
+        self._timeout = asyncio.timeout((within or CALL_WITHIN).total_seconds())
 
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
@@ -94,7 +95,10 @@ async def stop_producer(producer: AIOKafkaProducer) -> None:
     """End it, with what it has not sent if need be."""
     if not await _ended(producer.stop()):
         await _ended(producer._sender.close())
-        producer._message_accumulator.fail_all(KafkaError("stopped"))
+        left = producer._message_accumulator
+        for waiting in left._batches.values():
+            left._pending_batches.update(waiting)  # where one in its second try is looked for when it ends
+        left.fail_all(KafkaError("stopped"))
         await _ended(producer.client.close())
 
 

@@ -27,7 +27,6 @@ from aiokafka.errors import for_code
 from app.boottime import boottime
 from app.claim.kafka.batches import send_in_batches
 from app.claim.kafka.calls import (
-    CALL_WITHIN,
     TopicUnavailable,
     asked,
     started,
@@ -41,7 +40,8 @@ from app.settings import KafkaSettings
 
 logger = logging.getLogger(__name__)
 
-SESSION_MS = 10_000
+SESSION = timedelta(seconds=10)
+"""A member that the broker has not heard of for so long is taken for dead."""
 POLL_GAP_MS = 60_000
 JOIN_WITHIN = 30.0
 """Seconds a group may take to give out its partitions. After that the consumer is taken for one that never will."""
@@ -81,9 +81,10 @@ class _Rounds(ConsumerRebalanceListener):  # type: ignore[misc]  # the client is
 class HintTopic:
     """One producer and one consumer, each opened when it is needed and again after it broke."""
 
-    def __init__(self, settings: KafkaSettings, *, client_id: str) -> None:
+    def __init__(self, settings: KafkaSettings, *, client_id: str, session: timedelta = SESSION) -> None:
         self._settings = settings
         self._client_id = client_id
+        self._session_ms = int(session.total_seconds() * 1000)
         self._producer: AIOKafkaProducer | None = None
         self._consumer: AIOKafkaConsumer | None = None
         self._rounds = _Rounds(self._end_commit)
@@ -203,7 +204,7 @@ class HintTopic:
         # In a task that is not cut off in the middle: aiokafka's answer to it would be nobody's then.
         self._committing = asyncio.create_task(consumer.commit(owned))
         self._committing.add_done_callback(_look_at)
-        async with asked("commit", within=within or CALL_WITHIN):
+        async with asked("commit", within=within):
             await asyncio.shield(self._committing)
 
     async def stop_receiving(self) -> None:
@@ -238,18 +239,17 @@ class HintTopic:
                 group_id=self._settings.group,
                 enable_auto_commit=False,
                 auto_offset_reset="latest",
-                session_timeout_ms=SESSION_MS,
-                heartbeat_interval_ms=SESSION_MS // 5,
+                session_timeout_ms=self._session_ms,
+                heartbeat_interval_ms=self._session_ms // 5,
                 max_poll_interval_ms=POLL_GAP_MS,
                 metadata_max_age_ms=METADATA_AGE_MS,
-                request_timeout_ms=SESSION_MS + 10_000,
+                request_timeout_ms=self._session_ms + 10_000,
                 **connection(self._settings),
             )
             try:
                 async with asked("open the consumer"):
-                    await (
-                        consumer.start()
-                    )  # without topics: it would wait for an assignment, which takes seconds
+                    # Without topics: it would wait for an assignment, which takes seconds.
+                    await consumer.start()
             except BaseException:
                 await stop_consumer(consumer)
                 raise

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from app.claim.kafka import calls
 from app.claim.kafka.calls import TopicUnavailable
 from app.claim.kafka.state import TopicState, look_at_topic
 from app.claim.kafka.topic import HintTopic, Message
@@ -45,7 +46,8 @@ def settings_for(place: BrokerPlace, **changes: Any) -> KafkaSettings:
 @asynccontextmanager
 async def opened(place: BrokerPlace, **changes: Any) -> AsyncIterator[HintTopic]:
     """A topic as one replica has it; closed in the end."""
-    topic = HintTopic(settings_for(place, **changes), client_id="tests")
+    settings = settings_for(place, **changes)
+    topic = HintTopic(settings, client_id="tests", session=place.server.shortest_session)
     try:
         yield topic
     finally:
@@ -400,7 +402,10 @@ async def test_a_receiver_that_was_opened_anew_while_the_broker_was_away_goes_on
             await flows_again(topic)
 
 
-async def test_a_silent_broker_holds_nobody_up_for_ever(own_broker: OwnBroker) -> None:
+async def test_a_silent_broker_holds_nobody_up_for_ever(
+    own_broker: OwnBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "CALL_WITHIN", timedelta(seconds=1.5))
     async with opened(place_on(own_broker.server)) as topic:
         received = await joined(topic)
         await topic.send(numbered(1))
@@ -415,6 +420,7 @@ async def test_a_silent_broker_holds_nobody_up_for_ever(own_broker: OwnBroker) -
         assert await topic.receive(1000, within=WITHIN) == []
         await topic.close()
         own_broker.thaw()
+        monkeypatch.undo()
         await flows_again(topic)
 
 
