@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Mapping
 
-from aiohttp.client_reqrep import ClientResponse
+from aiohttp.streams import StreamReader
 
 from app.domain.outcome import Answer
 
@@ -41,28 +42,27 @@ _REPLACEMENT = "\ufffd"
 _DECODER = codecs.getincrementaldecoder("utf-8")
 
 
-async def read_answer(response: ClientResponse) -> Answer:
-    """The answer with its body read to the end or up to `MAX_READ`, and the connection given back or closed.
+async def read_body(status: int, content: StreamReader) -> tuple[bytes, bool]:
+    """The body up to its end or `MAX_READ`, and whether it ended there.
 
-    Raises what aiohttp raises when the body ends early or is malformed.
+    Raises what aiohttp raises when it ends early or is malformed.
     """
+    if status == 101:
+        return b"", False  # an upgrade that nobody asked for: what follows is not HTTP
     body = b""
-    try:
-        if response.status == 101:
-            is_whole = False  # an upgrade that nobody asked for: what follows is not HTTP
-        else:
-            while chunk := await response.content.readany():
-                body = body + chunk if body else chunk
-                if len(body) > MAX_READ:
-                    break
-            is_whole = response.content.at_eof()
-    except BaseException:
-        response.close()
-        raise
-    response.release()  # closes the connection where the answer has not ended
+    while not content.at_eof():
+        chunk = await content.readany()
+        body = body + chunk if body else chunk
+        if len(body) > MAX_READ:
+            break
+    return body, content.at_eof()
+
+
+def as_answer(status: int, headers: Mapping[str, str], body: bytes, *, is_whole: bool) -> Answer:
+    """What is kept of an answer."""
     return Answer(
-        status=response.status,
-        headers=_kept_headers(response),
+        status=status,
+        headers=_kept_headers(headers),
         excerpt=excerpt_of(body),
         truncated=not is_whole or len(body) > MAX_EXCERPT,
     )
@@ -81,9 +81,9 @@ def safe_text(text: str) -> str:
     return _UNSAFE.sub(_REPLACEMENT, text)
 
 
-def _kept_headers(response: ClientResponse) -> tuple[tuple[str, str], ...]:
+def _kept_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     kept = []
-    for name, value in response.headers.items():
+    for name, value in headers.items():
         lower = name.lower()
         if lower in KEPT_HEADERS:
             kept.append((lower, safe_text(value[:MAX_KEPT_VALUE])))

@@ -13,13 +13,16 @@ import ssl
 from collections.abc import Callable
 
 import aiohttp
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from app.domain.address import REFUSED
 from app.domain.outcome import Blocked, Timing, Unreachable
 from app.executor.deliver_answer import safe_text
 from app.executor.deliver_pool import AnswerTooLarge, StaleConnection
 from app.executor.guard import TargetBlocked
+
+EXCHANGE_ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError)
+"""What an exchange raises for the doings of a target, a network or this machine."""
 
 # Our own lack of files, memory or ports; never the target's doing.
 _LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -29,9 +32,7 @@ _NAME_TEXTS = {
 }
 
 
-def meaning_of(
-    error: aiohttp.ClientError | OSError, *, scheme: str, is_sent: bool, timing: Timing
-) -> Blocked | Unreachable:
+def meaning_of(error: Exception, *, is_tls: bool, is_sent: bool, timing: Timing) -> Blocked | Unreachable:
     """The outcome of an attempt that ended with `error`; `is_sent` says whether its request may have left."""
     if isinstance(error, aiohttp.ClientConnectorError):
         if isinstance(error.os_error, TargetBlocked):
@@ -39,7 +40,7 @@ def meaning_of(
         if error.errno in _LOCAL:
             detail = f"this replica could not open a connection: {_text_of(error)}"
             return Unreachable("local", detail, is_maybe_delivered=is_sent, timing=timing)
-        if scheme == "https" and isinstance(error.os_error, ConnectionResetError | ConnectionAbortedError):
+        if is_tls and isinstance(error.os_error, ConnectionResetError | ConnectionAbortedError):
             # TCP refuses or times out; what is reset is the handshake on top of it.
             detail = "the peer hung up during the TLS handshake"
             return Unreachable("tls", detail, is_maybe_delivered=is_sent, timing=timing)
@@ -90,7 +91,7 @@ _MEANINGS: tuple[tuple[type[BaseException], str, Callable[[BaseException], str]]
     (aiohttp.ClientConnectorError, "connect", _text_of),
     (aiohttp.ServerDisconnectedError, "disconnected", _say("the connection ended before an answer")),
     (aiohttp.ClientPayloadError, "disconnected", _say("the answer ended before it was complete")),
-    (aiohttp.ClientResponseError, "protocol", _say("the answer is not valid HTTP/1.1")),
+    (HttpProcessingError, "protocol", _say("the answer is not valid HTTP/1.1")),
     (OSError, "disconnected", _text_of),
     (aiohttp.ClientConnectionError, "disconnected", _say("the connection was lost")),
     (BaseException, "protocol", _say("the exchange failed")),

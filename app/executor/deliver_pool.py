@@ -16,14 +16,12 @@ from typing import Any, cast
 import aiohttp
 import certifi
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.client_reqrep import ClientRequest, ClientResponse
-from aiohttp.connector import AddrInfoType, Connection
+from aiohttp.connector import AddrInfoType
 from aiohttp.http_parser import RawResponseMessage
 from aiohttp.streams import StreamReader
 
 from app.domain.address import AddressPolicy
 from app.executor.deliver_answer import MAX_READ
-from app.executor.flight import DEPARTURE
 from app.executor.guard import GuardedResolver, open_guarded_socket
 
 MAX_RECEIVED = 1024 * 1024
@@ -64,22 +62,6 @@ def trusted_tls(ca_file: Path | None = None) -> ssl.SSLContext:
         context.load_verify_locations(cafile=ca_file)
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-class GatedRequest(ClientRequest):
-    """A request that passes its `Departure` when its connection is ready, right before the first byte.
-
-    aiohttp adds Host and Content-Length to the headers it is given, and nothing else.
-    """
-
-    POST_METHODS = set()  # noqa: RUF012 - no invented Content-Type for a request without body
-
-    async def send(self, conn: Connection) -> ClientResponse:
-        protocol = conn.protocol
-        if protocol is None or protocol.should_close or not protocol.is_connected():
-            raise StaleConnection("the server spoke before it was asked, or hung up")
-        DEPARTURE.get().depart()
-        return await super().send(conn)
 
 
 class BoundedHandler(ResponseHandler):
@@ -198,28 +180,3 @@ class BoundedPool(aiohttp.TCPConnector):
                 del self._conns[key]
             protocol.close()
             return
-
-
-def open_engine(
-    policy: AddressPolicy, resolver: GuardedResolver, *, connections: int, tls: ssl.SSLContext
-) -> aiohttp.ClientSession:
-    """The one place that makes an HTTP client for targets.
-
-    No redirects are followed (`deliver` passes that per request), no cookies kept, no proxies, .netrc or
-    other environment read, nothing decompressed, no time-outs of its own (the attempt has one deadline).
-    """
-    engine = aiohttp.ClientSession(
-        connector=BoundedPool(policy, resolver, connections, tls),
-        request_class=GatedRequest,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
-        auto_decompress=False,
-        trust_env=False,
-        max_line_size=MAX_HEAD_LINE,
-        max_field_size=MAX_HEAD_LINE,
-        max_headers=MAX_HEAD_FIELDS,
-    )
-    # Without this GET, HEAD, PUT and DELETE are sent a second time, silently, when a reused connection dies:
-    # one attempt, two requests. There is no setting for it.
-    engine._retry_connection = False
-    return engine

@@ -150,16 +150,14 @@ async def test_a_server_that_speaks_first_gets_no_request(deliverer: Deliverer) 
 
 async def wait_for_greeting(deliverer: Deliverer) -> None:
     """Let every new connection wait for the server's first word before it counts as made."""
-    connector = deliverer._engine.connector
-    assert connector is not None
-    connect = connector._create_connection
+    connect = deliverer._pool._create_connection
 
     async def patient(*args: object) -> object:
         protocol = await connect(*args)  # type: ignore[arg-type]
         await eventually(lambda: protocol.should_close or bool(protocol._tail))
         return protocol
 
-    connector._create_connection = patient  # type: ignore[method-assign,assignment]
+    deliverer._pool._create_connection = patient  # type: ignore[method-assign,assignment]
 
 
 class Hourglass:
@@ -490,15 +488,12 @@ async def test_cancelled_deliveries_leave_no_slot_behind(deliverer: Deliverer) -
             await asyncio.gather(*tasks, return_exceptions=True)
         outcomes = await asyncio.gather(*(post(deliverer, at.url()) for _ in range(50)))
         assert all(isinstance(outcome, Delivered) for outcome in outcomes)
-        connector = deliverer._engine.connector
-        assert connector is not None
-        assert len(connector._acquired) == 0
+        assert len(deliverer._pool._acquired) == 0
 
 
 async def test_idle_connections_to_many_hosts_are_bounded() -> None:
     few = open_session(WITH_LOOPBACK, connections=2)
-    pool = few._engine.connector
-    assert isinstance(pool, deliver_pool.BoundedPool)
+    pool = few._pool
     open_counts = []
     async with contextlib.AsyncExitStack() as stack:
         targets = [await stack.enter_async_context(serve(answer_ok)) for _ in range(10)]

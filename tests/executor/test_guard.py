@@ -15,8 +15,7 @@ from aiohttp.abc import ResolveResult
 from app.domain.address import PUBLIC_ONLY, REFUSED, WITH_LOOPBACK, AddressPolicy
 from app.domain.outcome import Blocked, Delivered, Outcome, TimedOut, Unreachable
 from app.domain.target import Target
-from app.executor import deliver as deliver_module
-from app.executor import guard
+from app.executor import deliver_request, guard
 from app.executor.deliver import Deliverer, open_session
 from app.executor.flight import Flight
 from app.executor.guard import GuardedResolver, TargetBlocked, open_guarded_socket
@@ -200,7 +199,7 @@ async def test_no_spelling_of_a_refused_address_is_connected_to(host: str) -> No
 async def test_no_spelling_gets_past_the_connection_even_where_the_text_was_not_checked(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver_module, "url_problem", lambda url, policy: None)
+    monkeypatch.setattr(deliver_request, "url_problem", lambda url, policy: None)
     deliverer = open_session(PUBLIC_ONLY, connections=2)
     async with serve(answer_ok) as at:
         outcome = await get(deliverer, f"http://{host}:{at.port}/")
