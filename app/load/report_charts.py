@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from app.load.report_html import Html, join, tag
 
-WIDTH, HEIGHT = 720, 300
-LEFT, RIGHT, TOP, BOTTOM = 70, 18, 14, 46
+WIDTH, HEIGHT = 720, 310
+LEFT, RIGHT, TOP, BOTTOM = 70, 18, 24, 46
 SLOTS = 6
 """How many colours there are; further lines begin again, with another dash."""
 
@@ -53,7 +53,7 @@ def nice_axis(name: str, low: float, high: float, label: Callable[[float], str],
     """An axis with round ticks that covers both ends; one of no length is widened."""
     span = high - low if high > low else 1.0
     step = _nice_step(span / about)
-    first, last = math.floor(low / step + 1e-9), math.ceil(low / step + span / step - 1e-9)
+    first, last = math.floor(low / step + 1e-9), math.ceil((low + span) / step - 1e-9)
     ticks = [(place * step, label(place * step)) for place in range(first, last + 1)]
     return Axis(name, first * step, last * step, ticks)
 
@@ -94,13 +94,13 @@ def stacked_bars(
 ) -> Html:
     """One bar for each row, its parts (name, size, colour) one after the other, all to one scale."""
     longest = max((sum(size for _, size, _ in parts) for _, parts in rows), default=0.0) or 1.0
-    bar, gap = 30, 26
+    bar, gap = 30, 34
     height = len(rows) * (bar + gap) + 4
     pieces: list[Html] = []
     for row, (name, parts) in enumerate(rows):
         top = row * (bar + gap) + gap - 4
         whole = sum(size for _, size, _ in parts)
-        pieces.append(tag("text", f"{name}: {whole:,.0f} {unit}", x=0.0, y=top - 6.0, class_="bar-name"))
+        pieces.append(tag("text", f"{name}: {whole:,.0f} {unit}", x=0.0, y=top - 8.0, class_="bar-name"))
         begin = 0.0
         for part, size, slot in parts:
             width = size / longest * WIDTH
@@ -158,7 +158,7 @@ def _path(line: Line, across: Place, up: Place, *, filled: bool) -> Html:
 
 def _mark(at: float, word: str) -> Html:
     line = tag("line", class_="mark", x1=at, x2=at, y1=float(TOP), y2=float(HEIGHT - BOTTOM))
-    return join(line, tag("text", word, x=at - 5, y=TOP + 10.0, text_anchor="end"))
+    return join(line, tag("text", word, x=at, y=TOP - 5.0, text_anchor="middle"))
 
 
 def _spot(spot: Spot, across: Place) -> Html:

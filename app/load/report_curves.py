@@ -11,7 +11,7 @@ from app.load.report_html import Html, join, tag
 from app.load.report_numbers import number, tick, time_tick
 from app.load.report_run import Run
 from app.load.report_tables import cpu_table, lateness_table, section
-from app.load.report_words import CPU_PARTS
+from app.load.report_words import CPU_PARTS, LATENESS
 
 PERCENTILE_TICKS = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999, 99.9999)
 MOST_BINS = 180
@@ -27,7 +27,9 @@ def lateness(runs: Sequence[Run]) -> Html:
         for place, (run, curve) in enumerate(zip(runs, curves, strict=True))
         if curve
     ]
-    drawn = _lateness_chart(lines) if lines else _nothing("There is no curve: no delivery was timed.")
+    if not lines and not any(run.number("lateness_ms", key) is not None for run in runs for key in LATENESS):
+        return section("How late", _nothing("Not measured in this scenario."))
+    drawn = _lateness_chart(lines) if lines else _nothing("There is no curve.")
     note = (
         "First byte at the target minus the instant it was due, by the database's clock. To read the curve: at 99 %"
         " stands how late 99 of 100 deliveries were at most; the axis stretches towards the last ones."
@@ -46,8 +48,7 @@ def over_time(runs: Sequence[Run]) -> Html:
         if len(runs) > 1:
             drawn.append(tag("h3", name))
         drawn.append(timeline.chart(fastest))
-    drawn.append(tag("h3", "Backlog: due and not yet recorded"))
-    drawn.append(_backlog(list(series.items())))
+    drawn += _backlog(list(series.items()))
     step = max(each.bin_ms for each in series.values())
     return section(
         "Over time", *drawn, note=f"Runs a second, in steps of {time_tick(step)}; 0 is the instant."
@@ -146,10 +147,15 @@ def _busy(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return list(points[max(0, busy[0] - 1) : busy[-1] + 2]) if busy else []
 
 
-def _backlog(series: Sequence[tuple[str, Timeline]]) -> Html:
-    drawn = [(name, each, place) for place, (name, each) in enumerate(series) if each.backlog]
+def _backlog(series: Sequence[tuple[str, Timeline]]) -> list[Html]:
+    """Of those runs that were to be recorded at all."""
+    drawn = [
+        (name, each, place)
+        for place, (name, each) in enumerate(series)
+        if each.backlog and "recorded" in each.flows
+    ]
     if not drawn:
-        return _nothing("There was none.")
+        return []
     lines = [Line(name, each.middles(each.backlog), place) for name, each, place in drawn]
     begin, end = min(each.span[0] for _, each, _ in drawn), max(each.span[1] for _, each, _ in drawn)
     most = max(max(each.backlog) for _, each, _ in drawn)
@@ -157,9 +163,9 @@ def _backlog(series: Sequence[tuple[str, Timeline]]) -> Html:
         f"{name}: at most {max(each.backlog):,.0f}" for name, each, _ in drawn
     )
     y = nice_axis("", 0, most, tick)
-    return line_chart(
-        lines, _seconds(begin, end), y, told=told, mark=_instant(begin, end), filled=len(lines) == 1
-    )
+    x, mark = _seconds(begin, end), _instant(begin, end)
+    chart = line_chart(lines, x, y, told=told, mark=mark, filled=len(lines) == 1)
+    return [tag("h3", "Backlog: due and not yet recorded"), chart]
 
 
 def _curve(run: Run) -> list[tuple[float, float]]:

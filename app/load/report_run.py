@@ -81,10 +81,9 @@ class Run:
 
 def runs_of(summary: Mapping[str, Any]) -> list[Run]:
     """The one run of a summary, or those of a comparison."""
-    compared = summary.get("runs")
-    if isinstance(compared, Mapping) and compared:
-        return [Run(str(name), one) for name, one in compared.items() if isinstance(one, Mapping)]
-    return [Run(str(summary.get("scenario", "load")), summary)]
+    compared = Run("", summary).group("runs")
+    columns = [Run(str(name), one) for name, one in compared.items() if isinstance(one, Mapping)]
+    return columns or [Run(str(summary.get("scenario", "load")), summary)]
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -28,6 +28,8 @@ def figures_table(runs: Sequence[Run], rows: Sequence[tuple[Word, Sequence[str]]
 
 def exactly_once(runs: Sequence[Run]) -> Html:
     """Expected, delivered, recorded, duplicate, missing; what is wrong is marked with more than a colour."""
+    if not any(run.number(key) is not None for run in runs for key in ONCE):
+        return section("Exactly once", tag("p", "Not measured in this scenario.", class_="none"))
     body: list[Html] = []
     for key, word in ONCE.items():
         cells: list[Html] = []

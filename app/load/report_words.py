@@ -112,6 +112,8 @@ OWN: Mapping[str, Word] = {
 }
 
 ENDINGS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("bytes_per_s", lambda value: f"{size_of(value)}/s"),
+    ("bytes_per_run", size_of),
     ("_ms", milliseconds),
     ("_us", microseconds),
     ("_per_s", per_second),
@@ -125,9 +127,8 @@ def word_for(key: str) -> Word:
     """The word for a scenario's own key; one that is not known is told as it stands, its unit by its ending."""
     if key in OWN:
         return OWN[key]
-    first, _, last = key.rpartition(".")
+    label, parts = key.replace("_", " ").replace(".", ", "), key.split(".")
     for ending, write in ENDINGS:
-        for part in (last, first):
-            if part.endswith(ending):
-                return Word(key.replace("_", " ").replace(".", ", "), write)
-    return Word(key.replace("_", " ").replace(".", ", "), size_of if "bytes" in key else plain)
+        if any(part.endswith(ending) for part in parts):
+            return Word(label, write)
+    return Word(label, size_of if "bytes" in key else plain)
