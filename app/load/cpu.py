@@ -14,6 +14,7 @@ from pathlib import Path
 from app.errors import CarillonError
 
 PROC = Path("/proc")
+PAGE = os.sysconf("SC_PAGE_SIZE")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -67,6 +68,15 @@ def tree_seconds(pid: int) -> float:
             raise CarillonError(f"process {pid} has ended while its CPU time was measured") from None
         if before <= _children_of(pid):
             return times.own + times.ended + living
+
+
+def resident_bytes(pid: int) -> int:
+    """The process's resident memory. Raises CarillonError when it has ended."""
+    try:
+        text = (PROC / str(pid) / "statm").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        raise CarillonError(f"process {pid} has ended while its memory was measured") from None
+    return int(text.split()[1]) * PAGE
 
 
 def _children_of(pid: int) -> set[int]:

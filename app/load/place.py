@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -151,6 +151,18 @@ class Place:
         self.children.append(child)
         return child
 
+    def in_mode(self, mode: ClaimMode) -> Place:
+        """The same place with replicas of that claim mode; one opened in kafka mode has both."""
+        wanted = replace(self.wanted, claim_mode=mode)
+        if mode is ClaimMode.KAFKA:
+            return replace(self, wanted=wanted)
+        return replace(self, wanted=wanted, bootstrap=None, broker_pid=None, broker_name=None)
+
+    def with_settings(self, **settings: str) -> Place:
+        """The same place, its replicas with further settings; those that the person gave are stronger."""
+        ours = {f"SCHEDULER_{name.upper()}": value for name, value in settings.items()}
+        return replace(self, wanted=replace(self.wanted, settings={**ours, **self.wanted.settings}))
+
     def replica_settings(self) -> dict[str, str]:
         """What every replica is given besides its name and the database: stated in the summary."""
         claim = {"SCHEDULER_CLAIM_MODE": self.wanted.claim_mode.value}
@@ -182,7 +194,7 @@ class Place:
 
         Raises CarillonError, with the end of a log, when one does not come up.
         """
-        async with asyncio.timeout(READY_WITHIN.total_seconds()), _client() as client:
+        async with asyncio.timeout(READY_WITHIN.total_seconds()), probe_client() as client:
             while not all([await _is_ready(client, replica) for replica in replicas]):
                 self.require_alive()
                 await asyncio.sleep(0.05)
@@ -194,7 +206,7 @@ class Place:
         """Assignment takes seconds after the start: hints before it would be left to the sweep."""
         wanted = int(self.wanted.settings.get("SCHEDULER_KAFKA_PARTITIONS", "12"))
         while True:
-            found = [await _partitions(client, replica) for replica in executors]
+            found = [await metric(client, replica, "kafka_partitions") for replica in executors]
             if sum(found) >= wanted and all(found):
                 return
             self.require_alive()
@@ -210,15 +222,15 @@ class Place:
         """Drain and end these processes, or all; the servers stay."""
         ending = list(self.children if children is None else children)
         stop_all(ending, grace=STOP_GRACE)
-        self.children = [child for child in self.children if child not in ending]
+        self.children[:] = [child for child in self.children if child not in ending]
 
-    def measured(self, replicas: Sequence[Replica], target: Target | None) -> Processes:
+    def measured(self, replicas: Sequence[Replica], targets: Sequence[Target] = ()) -> Processes:
         """The processes whose CPU time is read; servers that are not ours cannot be."""
         single: dict[str, tuple[int, ...]] = {}
         for replica in replicas:
             single[replica.part] = (*single.get(replica.part, ()), replica.child.pid)
-        if target is not None and target.child is not None:
-            single["receiver"] = (target.child.pid,)
+        if receivers := tuple(target.child.pid for target in targets if target.child is not None):
+            single["receiver"] = receivers
         if self.broker_pid is not None:
             single["broker"] = (self.broker_pid,)
         return Processes(single, {} if self.postgres_pid is None else {"postgres": self.postgres_pid})
@@ -304,7 +316,8 @@ def _events(child: Child) -> Iterator[dict[str, object]]:
                 yield found
 
 
-def _client() -> httpx.AsyncClient:
+def probe_client() -> httpx.AsyncClient:
+    """A client for health and metrics."""
     return httpx.AsyncClient(trust_env=False, timeout=10)
 
 
@@ -317,7 +330,8 @@ async def _is_ready(client: httpx.AsyncClient, replica: Replica) -> bool:
         return False
 
 
-async def _partitions(client: httpx.AsyncClient, replica: Replica) -> int:
+async def metric(client: httpx.AsyncClient, replica: Replica, name: str) -> float:
+    """One gauge or counter without labels, by its name without the prefix; 0 before it is told."""
     text = (await client.get(f"{replica.url}/metrics")).text
-    found = re.search(r"^scheduler_kafka_partitions (\S+)$", text, re.MULTILINE)
-    return int(float(found[1])) if found else 0
+    found = re.search(rf"^scheduler_{name} (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0

@@ -38,10 +38,7 @@ class Show:
 
     def result(self, content: Mapping[str, Any], out: Path) -> None:
         """The figures, where the files are, and the verdict."""
-        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for name, figure in told(content):
-            table.add_row(name, figure)
-        self._console.print(table)
+        self._console.print(_side_by_side(content) if "runs" in content else _one_below_the_other(content))
         self._console.print(f"[dim]·[/dim] {escape(str(out))}: summary.json, report.html")
         verdict = content["verdict"]
         for note in verdict["notes"]:
@@ -54,6 +51,23 @@ class Show:
             self._console.print(f"[bold red]BAD[/bold red]  {escape(problem)}")
 
 
+def _one_below_the_other(content: Mapping[str, Any]) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, figure in told(content):
+        table.add_row(name, figure)
+    return table
+
+
+def _side_by_side(content: Mapping[str, Any]) -> Table:
+    """A comparison: a column for each run."""
+    columns = {name: dict(told(one)) for name, one in content["runs"].items()}
+    table = Table("", *map(escape, columns), box=None, padding=(0, 2, 0, 0))
+    rows = dict.fromkeys(row for column in columns.values() for row in column)
+    for row in rows:
+        table.add_row(row, *(column.get(row, "") for column in columns.values()))
+    return table
+
+
 UNTOLD = frozenset({"verdict", "env", "series", "lateness_curve", "repeats"})
 
 
@@ -63,9 +77,12 @@ def told(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if value is None or name in UNTOLD:
             continue
         if isinstance(value, Mapping):
-            parts = [f"{part} {_shown(figure)}" for part, figure in value.items() if figure is not None]
+            plain = {part: figure for part, figure in value.items() if not isinstance(figure, Mapping)}
+            parts = [f"{part} {_shown(figure)}" for part, figure in plain.items() if figure is not None]
             if parts:
                 yield name, "  ".join(parts)
+            nested = {f"{name} {part}": value[part] for part in value.keys() - plain.keys()}
+            yield from told(dict(sorted(nested.items())))
         else:
             yield name, _shown(value)
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from typing import Any
 
 from app.errors import CarillonError
 from app.load import seeds
+from app.load.arrivals import Arrivals
 from app.load.clock import ClockOffset, clock_offset
 from app.load.costs import Costs, Meter
 from app.load.ledger import Ledger, fetch_counts, fetch_ledger
@@ -37,6 +39,8 @@ QUIET = timedelta(milliseconds=500)
 """The counters are read so long before the planner's look-ahead reaches the first instant."""
 TRIES = 4
 LOOK_EVERY = 0.2
+STEP_MS = 100
+"""Milliseconds of one step of the series."""
 STALL = timedelta(seconds=45)
 """Beyond a lease and a retry, a round without any progress for so long is over: what is missing is missing."""
 
@@ -88,12 +92,20 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A fleet that is ready, and its target: what a scenario may watch or disturb while a round runs."""
+    """A fleet that is ready, and its target: what a scenario may watch or disturb while a round runs.
+
+    Further targets that a scenario starts stand in `others`: what they receive counts too.
+    """
 
     place: Place
     target: Target
     replicas: list[Replica]
     conn: Connection
+    others: list[Target] = field(default_factory=list)
+
+    @property
+    def targets(self) -> list[Target]:
+        return [self.target, *self.others]
 
 
 Before = Callable[[Stage], Coroutine[Any, Any, None]]
@@ -127,24 +139,29 @@ async def play(
             await _begin(conn, tenants, history)
             due = await _seed(stage, make, show, settings, tenants=tenants, before=before)
             first, _ = span_of(due)
-            disturbing = asyncio.create_task(accident(stage, first)) if accident is not None else None
-            try:
-                return await _watch(stage, due, show, settings, is_delivered=fleet.executors > 0)
-            finally:
-                if disturbing is not None:
-                    await _end(disturbing)
+            async with _happening(accident, stage, first):
+                watched = await _watch(stage, due, show, settings, is_delivered=fleet.executors > 0)
+            return await _conclude(stage, due, watched, show)
     finally:
-        place.stop([*filter(None, [target.child]), *(replica.child for replica in replicas)])
+        place.stop()
 
 
-async def _end(disturbing: asyncio.Task[None]) -> None:
-    """Cancel it; what it raised itself is raised."""
-    disturbing.cancel()
+@asynccontextmanager
+async def _happening(accident: Accident | None, stage: Stage, first: datetime) -> AsyncIterator[None]:
+    """Let it happen for the length of the block; what it raised itself is raised at the end."""
+    if accident is None:
+        yield
+        return
+    happening = asyncio.create_task(accident(stage, first))
     try:
-        await disturbing
-    except asyncio.CancelledError:
-        if not disturbing.cancelled():
-            raise
+        yield
+    finally:
+        happening.cancel()
+        try:
+            await happening
+        except asyncio.CancelledError:
+            if not happening.cancelled():
+                raise
 
 
 def settings_of(place: Place) -> Settings:
@@ -197,42 +214,52 @@ def whole_millisecond(instant: datetime) -> datetime:
     return instant.replace(microsecond=instant.microsecond // 1000 * 1000) + timedelta(milliseconds=1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """What only the time of the round itself could tell."""
+
+    offset: ClockOffset
+    planned_seen_at: datetime | None
+    costs: Costs
+
+
 async def _watch(
     stage: Stage, due: Sequence[SeededSchedule], show: Show, settings: Settings, *, is_delivered: bool
-) -> Outcome:
-    place, conn = stage.place, stage.conn
+) -> _Watched:
+    """Wait for the end of the round between two readings of the counters."""
+    conn = stage.conn
     first, last = span_of(due)
     offset = await clock_offset(conn)
-    due_ns = {seeds.delivery_key(one): seeds.instant_ns(one.next_fire_at) for one in due}
-    meter = await Meter.read(conn, place.measured(stage.replicas, stage.target))
-    show.step("planning, delivering and recording")
+    meter = await Meter.read(conn, stage.place.measured(stage.replicas, stage.targets))
+    show.step("planning, delivering and recording" if is_delivered else "planning")
     stall = STALL + settings.executor.lease_ttl
     with show.bar("delivered", len(due)) as advance:
         planned_seen_at = await _until_planned(stage, first, last, stall, advance)
         if is_delivered and planned_seen_at is not None:
             await _until_delivered(stage, last, len(due), stall, advance)
-    costs = await meter.costs(conn)
+    return _Watched(offset, planned_seen_at, await meter.costs(conn))
+
+
+async def _conclude(stage: Stage, due: Sequence[SeededSchedule], watched: _Watched, show: Show) -> Outcome:
+    """Drain the fleet, then ask the target and the database what has happened."""
+    conn = stage.conn
+    first, last = span_of(due)
     show.step("draining the fleet, reading the ledger")
-    place.stop([replica.child for replica in stage.replicas])
-    port = stage.target.port
-    ledger = None if port is None else await asyncio.to_thread(fetch_ledger, port)
+    stage.place.stop([replica.child for replica in stage.replicas])
     return Outcome(
         first=first,
         last=last,
-        due_ns=due_ns,
+        due_ns={seeds.delivery_key(one): seeds.instant_ns(one.next_fire_at) for one in due},
         planned=await load_measure.planned(conn, first, last),
-        planned_seen_at=planned_seen_at,
+        planned_seen_at=watched.planned_seen_at,
         ended=await load_measure.ended(conn, first, last),
         succeeded=frozenset(one.bytes for one in await load_measure.succeeded_ids(conn, first, last)),
-        ledger=ledger,
-        offset=offset,
-        costs=costs,
+        ledger=await _ledger(stage),
+        offset=watched.offset,
+        costs=watched.costs,
         planned_series=await load_measure.planned_series(conn, first, last, zero=first, step_ms=STEP_MS),
         recorded_series=await load_measure.recorded_series(conn, first, last, zero=first, step_ms=STEP_MS),
     )
-
-
-STEP_MS = 100
 
 
 async def _until_planned(
@@ -275,6 +302,21 @@ async def _until_delivered(
 
 async def _delivered(stage: Stage) -> int:
     """How many requests have come; of a target that does not tell, how many runs have succeeded."""
-    if stage.target.port is not None:
-        return (await asyncio.to_thread(fetch_counts, stage.target.port))["requests"]
-    return await load_measure.succeeded_so_far(stage.conn)
+    counted = 0
+    for target in stage.targets:
+        if target.port is None:
+            return await load_measure.succeeded_so_far(stage.conn)
+        counted += (await asyncio.to_thread(fetch_counts, target.port))["requests"]
+    return counted
+
+
+async def _ledger(stage: Stage) -> Ledger | None:
+    """What all targets have received; None when one of them keeps no ledger."""
+    together = Arrivals()
+    for target in stage.targets:
+        if target.port is None:
+            return None
+        found = (await asyncio.to_thread(fetch_ledger, target.port)).arrivals
+        together.times.extend(found.times)
+        together.keys.extend(found.keys)
+    return Ledger(together)

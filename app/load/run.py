@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.errors import CarillonError
-from app.load import environment, summary, verdict
+from app.load import compare, environment, report, summary, verdict
 from app.load.place import Place, Wanted, open_servers, prepare
 from app.load.progress import Show
 from app.load.summary import Figures
 from app.load.verdict import Bound
 from app.local.departure import Departure
+from app.settings import ClaimMode
 
 Scenario = Callable[[Place, Show], Awaitable[Figures]]
 """One repetition of a scenario."""
@@ -27,7 +28,11 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to run, how often, where to write it, and what it must keep to."""
+    """What to run, how often, where to write it, and what it must keep to.
+
+    With several `modes` each repetition is done in every one of them, in turns: what is slow for a while is slow for
+    all. `wanted.claim_mode` is then that of the servers, kafka.
+    """
 
     scenario: Scenario
     wanted: Wanted
@@ -35,6 +40,7 @@ class Order:
     repeat: int = 1
     bounds: Sequence[Bound] = ()
     arguments: Sequence[str] = ()
+    modes: Sequence[ClaimMode] = ()
 
 
 def carry_out(order: Order, show: Show) -> int:
@@ -58,15 +64,36 @@ def carry_out(order: Order, show: Show) -> int:
 
 async def _measure_and_judge(order: Order, place: Place, show: Show, load_before: Sequence[float]) -> int:
     await prepare(place)
-    repeats: list[Figures] = []
+    modes = order.modes or [place.wanted.claim_mode]
+    repeats: dict[ClaimMode, list[Figures]] = {mode: [] for mode in modes}
     for number in range(1, order.repeat + 1):
-        if order.repeat > 1:
-            show.step(f"repetition {number} of {order.repeat}")
-        repeats.append(await order.scenario(place, show))
-    env = await environment.describe(place, load_before=load_before, arguments=order.arguments)
-    content = conclude(repeats, order.bounds, env)
-    write(order.out, content)
-    show.result(content, order.out)
+        for mode, done in repeats.items():
+            if order.repeat > 1 or len(modes) > 1:
+                show.step(f"{mode} mode, repetition {number} of {order.repeat}")
+            done.append(await order.scenario(place.in_mode(mode), show))
+    summaries: dict[str, dict[str, Any]] = {}
+    for mode, done in repeats.items():
+        env = await environment.describe(
+            place.in_mode(mode), load_before=load_before, arguments=order.arguments
+        )
+        summaries[mode.value] = conclude(done, order.bounds, env)
+    return conclude_all(summaries, order.out, show)
+
+
+def conclude_all(summaries: Mapping[str, dict[str, Any]], out: Path, show: Show) -> int:
+    """Write one summary, or each into a folder of its own and the comparison of all; the exit code."""
+    content = next(iter(summaries.values()))
+    if len(summaries) > 1:
+        for name, one in summaries.items():
+            write(out / name, one)
+        content = compare.compared(summaries)
+    return finish(content, out, show)
+
+
+def finish(content: dict[str, Any], out: Path, show: Show) -> int:
+    """Write it, say it; the exit code."""
+    write(out, content)
+    show.result(content, out)
     return EXIT_GOOD if content["verdict"]["ok"] else EXIT_BAD
 
 
@@ -79,5 +106,6 @@ def conclude(repeats: Sequence[Figures], bounds: Sequence[Bound], env: dict[str,
 
 
 def write(out: Path, content: dict[str, Any]) -> None:
-    """`summary.json`; the report follows with `app.load.report`."""
+    """Both files."""
     summary.write(out, content)
+    report.write(out / "report.html", content)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from uuid import UUID
 
 from app.domain import recurrence as recurrences
@@ -24,30 +26,44 @@ BODY = '{"event":"due","source":"carillon load"}'
 RETRY = retries.to_json(DEFAULT)
 
 
-def hourly(at: datetime) -> list[str]:
-    """Hourly rules, as JSON, none of which fires again within 20 minutes of `at`.
+@lru_cache(maxsize=128)
+def hourly(minute: int) -> tuple[str, ...]:
+    """Hourly rules, as JSON, none of which fires again within 20 minutes of that minute.
 
-    The pointer of a seeded schedule stands at `at` whatever its rule is; the next fire is the rule's own.
+    The pointer of a seeded schedule stands at its instant whatever its rule is; the next fire is the rule's own.
     """
-    minutes = [(at.minute + 20 + offset) % 60 for offset in range(EXPRESSIONS)]
-    return [json.dumps(recurrences.to_json(Cron(f"{minute} * * * *", "UTC"))) for minute in minutes]
+    minutes = [(minute + 20 + offset) % 60 for offset in range(EXPRESSIONS)]
+    return tuple(json.dumps(recurrences.to_json(Cron(f"{one} * * * *", "UTC"))) for one in minutes)
 
 
-def schedules(
-    count: int, *, tenants: int, at: datetime, url: str, first_tenant: int = 1, seed: int = 1
-) -> Iterator[SeededSchedule]:
-    """`count` hourly schedules, dealt out to `tenants` tenants, all due at `at`, each with a path of its own."""
-    rules = hourly(at)
-    rng = random.Random(seed)
-    for number in range(count):
-        yield SeededSchedule(
-            id=ScheduleId(UUID(int=rng.getrandbits(128), version=4)),
-            tenant_id=tenant_id(first_tenant + number % tenants),
-            recurrence=rules[number % len(rules)],
-            target=target_text(url, number),
-            retry=RETRY,
-            next_fire_at=at,
-        )
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Hourly schedules dealt out to tenants in turn, each with a path of its own; the n-th is due at n × `apart`.
+
+    `seed` tells one crowd's ids from another's.
+    """
+
+    schedules: int
+    tenants: int = 1
+    first_tenant: int = 1
+    apart: timedelta = timedelta()
+    seed: int = 1
+
+    def at(self, first: datetime, url: str) -> Iterator[SeededSchedule]:
+        """The crowd with its first instant, and where it delivers to. Instants are cut to whole milliseconds."""
+        rng = random.Random(self.seed)
+        for number in range(self.schedules):
+            at = first + number * self.apart
+            at = at.replace(microsecond=at.microsecond // 1000 * 1000)
+            rules = hourly(at.minute)
+            yield SeededSchedule(
+                id=ScheduleId(UUID(int=rng.getrandbits(128), version=4)),
+                tenant_id=tenant_id(self.first_tenant + number % self.tenants),
+                recurrence=rules[number % len(rules)],
+                target=target_text(url, number),
+                retry=RETRY,
+                next_fire_at=at,
+            )
 
 
 def target_text(url: str, number: int) -> str:
@@ -57,7 +73,7 @@ def target_text(url: str, number: int) -> str:
 
 
 def tenant_ids(tenants: int, *, first_tenant: int = 1) -> list[TenantId]:
-    """The tenants that `schedules` deals out to."""
+    """The tenants that crowds are dealt out to."""
     return [tenant_id(first_tenant + place) for place in range(tenants)]
 
 

@@ -6,14 +6,18 @@ statements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
 import asyncpg
 
+from app.store import claims
+from app.store.claims import Grant
 from app.store.pool import Connection, translated
 
 CLOCK = "SELECT /* carillon load */ clock_timestamp()"
@@ -256,3 +260,52 @@ async def server_version(conn: Connection) -> str:
     with translated():
         found: str = await conn.fetchval(SERVER_VERSION)
     return found
+
+
+# Takes a snapshot and no lock on any table of ours.
+TAKE_SNAPSHOT = "SELECT pg_current_snapshot()"
+
+
+@asynccontextmanager
+async def held_snapshot(conn: Connection) -> AsyncIterator[None]:
+    """Hold a REPEATABLE READ snapshot for the length of the block: what dies meanwhile cannot be cleaned up."""
+    with translated():
+        current = conn.transaction(isolation="repeatable_read", readonly=True)
+        await current.start()
+    try:
+        with translated():
+            await conn.fetchval(TAKE_SNAPSHOT)
+        yield
+    finally:
+        with translated():
+            await current.rollback()
+
+
+IS_SNAPSHOT_HELD = """SELECT backend_xmin IS NOT NULL AND state = 'active'
+   AND backend_xmin::text::bigint = pg_snapshot_xmin(pg_current_snapshot())::text::bigint % 4294967296
+  FROM pg_stat_activity
+ WHERE pid = pg_backend_pid()"""
+
+
+async def is_snapshot_held(conn: Connection) -> bool:
+    """Whether the session that asks still holds back the horizon with the snapshot of its transaction."""
+    with translated():
+        found: bool = await conn.fetchval(IS_SNAPSHOT_HELD)
+    return found
+
+
+async def time_claim(conn: Connection, grant: Grant, *, limit: int, ahead: timedelta) -> tuple[float, int]:
+    """How many seconds one claim from the left end takes, and how many runs it got; then it is undone.
+
+    It also takes runs that are due only within `ahead`, which no executor does: rows that wait for it alone. `conn` is
+    one with PLAN_GUARDS, as a claimer's.
+    """
+    with translated():
+        current = conn.transaction()
+        await current.start()
+        try:
+            begun = time.perf_counter()
+            runs = await claims.claim_due(conn, grant, limit=limit, overdue_by=-ahead)
+            return time.perf_counter() - begun, len(runs)
+        finally:
+            await current.rollback()

@@ -6,7 +6,7 @@ and schedules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -51,7 +51,9 @@ async def clear(conn: Connection) -> None:
 
 
 TAKE_BACK_RUNS = "DELETE FROM job_run WHERE scheduled_for BETWEEN $1 AND $2"
-TAKE_BACK_SCHEDULES = "DELETE FROM schedule WHERE next_fire_at BETWEEN $1 AND $2 OR last_fire_at BETWEEN $1 AND $2"
+TAKE_BACK_SCHEDULES = (
+    "DELETE FROM schedule WHERE next_fire_at BETWEEN $1 AND $2 OR last_fire_at BETWEEN $1 AND $2"
+)
 
 
 async def take_back(conn: Connection, since: datetime, until: datetime) -> None:
@@ -171,6 +173,72 @@ async def copy_runs(
         await conn.copy_records_to_table(
             "job_run", records=rows, columns=RUN_COLUMNS, timeout=PATIENCE.total_seconds()
         )
+
+
+ENDED_COLUMNS: Final = (*RUN_COLUMNS, "finished_at", "reason")
+ATTEMPT_COLUMNS: Final = (
+    *("run_id", "scheduled_for", "attempt", "tenant_id", "schedule_version", "outcome", "maybe_delivered"),
+    *("status_code", "started_at", "finished_at", "connect_us", "first_byte_us", "total_us", "request"),
+    *("response_excerpt", "worker", "lease_token"),
+)
+SENT: Final = (
+    '{"method":"POST","url":"https://receiver.example.com/hooks/4711","headers":'
+    '{"Content-Type":"application/json","user-agent":"Carillon"},"body_bytes":39}'
+)
+
+
+async def copy_history(
+    conn: Connection, runs: Sequence[SeededRun], *, failed: Callable[[int], bool], took: timedelta
+) -> None:
+    """Write runs that have ended, each with the evidence of its one attempt; `failed` tells of the n-th whether it has.
+
+    Their months must be attached.
+    """
+    ended = (
+        (
+            *(one.id, one.scheduled_for, one.tenant_id, one.schedule_id, 1, one.id, "schedule"),
+            "failed" if failed(number) else "succeeded",
+            *(one.scheduled_for, 1, 1, one.scheduled_for + timedelta(days=1), one.scheduled_for),
+            one.scheduled_for + took,
+            "attempts_spent" if failed(number) else None,
+        )
+        for number, one in enumerate(runs)
+    )
+    attempts = (
+        (
+            *(one.id, one.scheduled_for, 1, one.tenant_id, 1),
+            *(("rejected", True, 503) if failed(number) else ("delivered", True, 200)),
+            *(one.scheduled_for, one.scheduled_for + took, 150, 4_000, 4_100, SENT, "ok", "history"),
+            f"history/{number}",
+        )
+        for number, one in enumerate(runs)
+    )
+    patience = PATIENCE.total_seconds()
+    with translated():
+        await conn.copy_records_to_table("job_run", records=ended, columns=ENDED_COLUMNS, timeout=patience)
+        await conn.copy_records_to_table(
+            "run_attempt", records=attempts, columns=ATTEMPT_COLUMNS, timeout=patience
+        )
+
+
+# Not a statement that can be prepared, hence the form of the name.
+_VACUUM_HISTORY = "VACUUM (ANALYZE) job_run, run_attempt"
+
+
+async def vacuum_history(conn: Connection) -> None:
+    """Bring the history into the state in which autovacuum leaves one that has grown slowly."""
+    with translated():
+        await conn.execute(_VACUUM_HISTORY, timeout=PATIENCE.total_seconds())
+
+
+# Not a statement that can be prepared, hence the form of the name.
+_VACUUM_SCHEDULES = "VACUUM (ANALYZE) schedule"
+
+
+async def vacuum_schedules(conn: Connection) -> None:
+    """Bring the table of schedules into the state in which autovacuum leaves one that has grown slowly."""
+    with translated():
+        await conn.execute(_VACUUM_SCHEDULES, timeout=PATIENCE.total_seconds())
 
 
 # Not a statement that can be prepared, hence the form of the name.

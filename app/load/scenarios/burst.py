@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.load import seeds
 from app.load.counting import figures_of
 from app.load.place import Place
 from app.load.progress import Show
 from app.load.round import Accident, Fleet, play
+from app.load.seeds import Crowd
 from app.load.summary import Figures
 
 
@@ -31,7 +31,7 @@ async def measure(place: Place, burst: Burst, show: Show, *, accident: Accident 
     outcome = await play(
         place,
         burst.fleet,
-        lambda at, url: list(seeds.schedules(burst.schedules, tenants=burst.tenants, at=at, url=url)),
+        lambda first, url: list(Crowd(burst.schedules, burst.tenants).at(first, url)),
         show,
         tenants=burst.tenants,
         accident=accident,

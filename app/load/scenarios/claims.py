@@ -17,6 +17,7 @@ from app.load.cpu import Processes
 from app.load.place import READY_WITHIN, Place
 from app.load.progress import Show
 from app.load.round import LEAD, SEEDED_PER_SECOND, TRIES, settings_of, whole_millisecond
+from app.load.seeds import Crowd
 from app.load.summary import Figures
 from app.local.processes import Child, wait_for_line
 from app.store import load_measure, load_seed
@@ -68,7 +69,7 @@ async def measure(place: Place, claims: Claims, show: Show) -> Figures:
 
 
 def _measured(place: Place, workers: list[Child]) -> Processes:
-    known = place.measured([], None)
+    known = place.measured([])
     return Processes({**known.single, "executor": tuple(worker.pid for worker in workers)}, known.trees)
 
 
@@ -81,9 +82,7 @@ async def _seed(place: Place, conn: Connection, claims: Claims, show: Show) -> d
         now = await load_measure.clock(conn)
         due_at = whole_millisecond(now + lead)
         await load_seed.copy_tenants(conn, seeds.tenant_ids(claims.tenants), at=now)
-        owners = list(
-            seeds.schedules(claims.runs, tenants=claims.tenants, at=now + FAR, url="http://127.0.0.1:9")
-        )
+        owners = list(Crowd(claims.runs, claims.tenants).at(now + FAR, "http://127.0.0.1:9"))
         await load_seed.copy_schedules(conn, owners, expires_after=seeds.EXPIRES_AFTER, at=now)
         runs = [SeededRun(run_id(one.id, due_at), due_at, one.tenant_id, one.id) for one in owners]
         await load_seed.copy_runs(conn, runs, max_attempts=5, expires_after=seeds.EXPIRES_AFTER, at=now)

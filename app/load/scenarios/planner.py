@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from app.load import seeds
 from app.load.counting import figures_of
 from app.load.place import Place
 from app.load.progress import Show
 from app.load.round import Fleet, Outcome, play
+from app.load.seeds import Crowd
 from app.load.summary import Figures
 
 
@@ -27,7 +27,7 @@ async def measure(place: Place, planning: Planning, show: Show) -> Figures:
     outcome = await play(
         place,
         fleet,
-        lambda at, url: list(seeds.schedules(planning.schedules, tenants=planning.tenants, at=at, url=url)),
+        lambda first, url: list(Crowd(planning.schedules, planning.tenants).at(first, url)),
         show,
         tenants=planning.tenants,
     )
