@@ -18,6 +18,8 @@ EARLY = 300
 AHEAD = timedelta(seconds=20)
 GRACE = timedelta(seconds=60)
 """What is claimed before it is over, no sweep has claimed."""
+ON_TIME = timedelta(seconds=5)
+"""For a busy machine, and less than what hints cost that are received again too late: they were 9 s late once."""
 
 
 async def test_early_hints_outlast_a_rolling_restart_and_fire_on_time(
@@ -44,5 +46,5 @@ async def test_early_hints_outlast_a_rolling_restart_and_fire_on_time(
         """SELECT max(a.started_at - r.scheduled_for)
              FROM run_attempt AS a JOIN job_run AS r ON r.id = a.run_id AND r.scheduled_for = a.scheduled_for"""
     )
-    assert latest < GRACE
+    assert latest < ON_TIME
     assert {attempt.worker.partition("-")[0] for attempt in await evidence.attempts(db)} <= {"old", "new"}
