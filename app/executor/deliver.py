@@ -113,13 +113,9 @@ def _meaning(error: Exception, prepared: Prepared, departure: Departure) -> Outc
 
 
 def _timing(departure: Departure) -> Timing:
-    started_at = departure.started_at
+    started_at, ready_at, answered_at = departure.started_at, departure.ready_at, departure.answered_at
     return Timing(
-        connect=_since(started_at, departure.ready_at),
-        first_byte=_since(started_at, departure.answered_at),
-        total=timedelta(seconds=perf_counter() - started_at),
+        None if ready_at is None else timedelta(0, ready_at - started_at),
+        None if answered_at is None else timedelta(0, answered_at - started_at),
+        timedelta(0, perf_counter() - started_at),
     )
-
-
-def _since(started_at: float, at: float | None) -> timedelta | None:
-    return None if at is None else timedelta(seconds=at - started_at)

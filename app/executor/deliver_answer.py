@@ -72,13 +72,14 @@ def excerpt_of(body: bytes) -> str:
     """The first `MAX_EXCERPT` bytes as text, cut between characters; what is not UTF-8 becomes U+FFFD."""
     if not body:
         return ""
-    text = _DECODER("replace").decode(body[:MAX_EXCERPT], final=len(body) <= MAX_EXCERPT)
-    return safe_text(text)
+    if len(body) <= MAX_EXCERPT:
+        return safe_text(body.decode("utf-8", "replace"))
+    return safe_text(_DECODER("replace").decode(body[:MAX_EXCERPT], final=False))
 
 
 def safe_text(text: str) -> str:
     """`text` with every character replaced that storage refuses or a terminal obeys."""
-    return _UNSAFE.sub(_REPLACEMENT, text)
+    return text if text.isprintable() else _UNSAFE.sub(_REPLACEMENT, text)
 
 
 def _kept_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

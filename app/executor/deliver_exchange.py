@@ -5,19 +5,22 @@ Of aiohttp this uses the connector and the parser; what lies between them and a 
 
 from __future__ import annotations
 
-import aiohttp
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.connector import Connection
 from aiohttp.http_parser import RawResponseMessage
 from aiohttp.streams import StreamReader
 
 from app.domain.outcome import Answer
 from app.executor.deliver_answer import as_answer, read_body
-from app.executor.deliver_pool import MAX_HEAD_FIELDS, MAX_HEAD_LINE, BoundedPool, StaleConnection
+from app.executor.deliver_pool import (
+    MAX_HEAD_FIELDS,
+    MAX_HEAD_LINE,
+    BoundedPool,
+    StaleConnection,
+    is_still_sending,
+    is_usable,
+)
 from app.executor.deliver_request import Origin
 from app.executor.flight import DEPARTURE, Departure
-
-_NO_LIMITS = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 
 
 async def exchange(
@@ -27,10 +30,10 @@ async def exchange(
 
     Raises what `departure` raises (nothing was sent then), and what aiohttp raises for connections and answers.
     """
-    connection = await _ready_connection(pool, origin, departure)
+    protocol = pool.take(origin)
+    if protocol is None:
+        protocol = await _dial(pool, origin, departure)
     try:
-        protocol = connection.protocol
-        assert protocol is not None
         _expect_answer(protocol, is_head=is_head)
         departure.depart()
         # All of it at once, whatever its size: it is in memory anyway, and the transport sends it as the peer reads.
@@ -40,27 +43,24 @@ async def exchange(
         departure.answer()
         body, is_whole = await read_body(message.code, content)
     except BaseException:
-        _discard(connection)
+        pool.drop(origin, protocol)
         raise
-    if is_whole and not _is_still_sending(protocol):
-        connection.release()
-    else:
-        _discard(connection)
+    if is_whole and not is_still_sending(protocol):
+        pool.give(origin, protocol)
+    else:  # an answer before the request had gone out: the rest of it would stand before the next one
+        pool.drop(origin, protocol)
     return as_answer(message.code, message.headers, body, is_whole=is_whole)
 
 
-async def _ready_connection(pool: BoundedPool, origin: Origin, departure: Departure) -> Connection:
+async def _dial(pool: BoundedPool, origin: Origin, departure: Departure) -> ResponseHandler:
     """A connection that is open and has not spoken. One that turned out otherwise is replaced once."""
-    if pool.closed:
-        raise aiohttp.ClientConnectionError("the pool is closed")
-    token = DEPARTURE.set(departure)
+    token = DEPARTURE.set(departure)  # for the resolver and the socket factory
     try:
         for _ in range(2):
-            connection = await pool.connect(origin, [], _NO_LIMITS)
-            protocol = connection.protocol
-            if protocol is not None and protocol.is_connected() and not protocol.should_close:
-                return connection
-            connection.close()
+            protocol = await pool.dial(origin)
+            if is_usable(protocol):
+                return protocol
+            pool.drop(origin, protocol)
     finally:
         DEPARTURE.reset(token)
     raise StaleConnection("the server spoke before it was asked, or hung up")
@@ -83,17 +83,3 @@ async def _final_head(protocol: ResponseHandler) -> tuple[RawResponseMessage, St
         message, content = await protocol.read()
         if not 100 <= message.code <= 199 or message.code == 101:
             return message, content
-
-
-def _is_still_sending(protocol: ResponseHandler) -> bool:
-    """The answer came before the request had gone out: the rest of it would stand before the next one."""
-    transport = protocol.transport
-    return protocol.writing_paused or (transport is not None and transport.get_write_buffer_size() > 0)
-
-
-def _discard(connection: Connection) -> None:
-    """Close it, at once where it would first have to send what nobody reads."""
-    protocol = connection.protocol
-    if protocol is not None and _is_still_sending(protocol):
-        protocol.abort()
-    connection.close()

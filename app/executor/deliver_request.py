@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 
-from aiohttp.client_reqrep import ClientRequest, ConnectionKey
+from aiohttp.client_reqrep import ClientRequest
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -45,11 +45,7 @@ class Origin(ClientRequest):
 
     def __init__(self, url: URL) -> None:
         super().__init__("GET", url)
-        self._key = super().connection_key
-
-    @property
-    def connection_key(self) -> ConnectionKey:
-        return self._key
+        self.key = self.connection_key
 
 
 origin_of = lru_cache(maxsize=ORIGINS)(Origin)

@@ -52,8 +52,8 @@ class Departure:
         self.flight.phase = "body"
 
 
-# The HTTP engine calls its request class, its resolver and its socket factory in the context of the task that
-# called `deliver`; there is no argument of its own that would reach all three.
+# The HTTP engine calls the resolver and the socket factory in the context of the task that called `deliver`; there is
+# no argument of its own that would reach both. Set only while a new connection is made.
 DEPARTURE: ContextVar[Departure] = ContextVar("carillon_departure")
 
 
