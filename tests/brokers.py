@@ -45,6 +45,12 @@ class BrokerServer:
         return self.name != TANSU
 
     @property
+    def lets_offsets_be_moved(self) -> bool:
+        """Whether somebody who is no member may commit for a group without members. Tansu refuses it once there were
+        some, and to join it again and again is what it does not stand."""
+        return self.name != TANSU
+
+    @property
     def shortest_session(self) -> timedelta:
         """That it allows a member of a group. Tansu gives a member's partitions to the next one when it is over, also
         when the member has left."""
