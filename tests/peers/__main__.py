@@ -26,8 +26,8 @@ from app.local.postgres import EmbeddedPostgres
 from tests.peers.environment import peer_python
 from tests.peers.legs import Leg, Options, median_leg, rounded, run_leg
 
-NOOP = Options(batch_size=500, max_concurrent=None, managers=1, pool=4)
-HTTP = Options(batch_size=500, max_concurrent=2000, managers=1, pool=4, limit=100)
+NOOP = Options(batch_size=1000, max_concurrent=None, managers=1, pool=4)
+HTTP = Options(batch_size=250, max_concurrent=500, managers=1, pool=4, limit=100)
 
 LEGS: dict[str, tuple[int, Options, bool]] = {
     "noop": (1, NOOP, False),

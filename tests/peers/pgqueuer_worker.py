@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import random
 import sys
@@ -29,6 +30,9 @@ from pgqueuer.types import QueueExecutionMode  # type: ignore[import-not-found]
 ENTRYPOINT = "deliver"
 ENQUEUED_AT_ONCE = 10_000
 BODY = b'{"event":"tick","sequence":1}'
+
+COLLECT_AFTER = (50_000, 50, 100)
+"""Thresholds of Python's garbage collector: at its default, thousands of waiting tasks are walked through again and again."""
 
 Handler = Callable[[Any], Coroutine[Any, Any, None]]
 
@@ -59,6 +63,8 @@ async def drain(
         working = [await _manager(stack, dsn, pool, handler) for _ in range(managers)]
         clock = await asyncpg.connect(dsn)
         stack.push_async_callback(clock.close)
+        gc.freeze()
+        gc.set_threshold(*COLLECT_AFTER)
         say({"ready": True})
         await asyncio.to_thread(sys.stdin.readline)
         begun = await clock.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
@@ -101,7 +107,11 @@ async def _handler(stack: contextlib.AsyncExitStack, url: str, limit: int) -> Ha
         return nothing
     connector = aiohttp.TCPConnector(limit=limit, keepalive_timeout=60)
     session = await stack.enter_async_context(
-        aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_read=30))
+        aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=30),
+        )
     )
 
     async def deliver(job: Any) -> None:
