@@ -15,6 +15,8 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
+from app.claim.kafka.calls import look_at
+
 _KEYS = 100_000
 """Keys whose hash is kept: tenants, times the shards of each."""
 
@@ -41,7 +43,7 @@ async def _send_to(
     sending: list[asyncio.Future[Any]] = []
     for batch in _filled(producer, messages):
         sent = await producer.send_batch(batch, topic, partition=partition)
-        sent.add_done_callback(_look_at)
+        sent.add_done_callback(look_at)
         sending.append(sent)
     # Cut off in this, none of them is cancelled: what became of one that was, nobody would look at.
     await asyncio.wait(sending)
@@ -65,9 +67,3 @@ def _filled(producer: AIOKafkaProducer, messages: Iterable[tuple[bytes, bytes]])
 def _hash(key: bytes) -> int:
     """Every client's: a key has one partition, whoever writes to it."""
     return int(murmur2(key)) & 0x7FFFFFFF
-
-
-def _look_at(sent: asyncio.Future[Any]) -> None:
-    """Its failure has been seen, also when nobody waits any more."""
-    if not sent.cancelled():
-        sent.exception()

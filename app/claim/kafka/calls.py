@@ -91,6 +91,27 @@ async def started(
         raise
 
 
+def look_at(future: asyncio.Future[Any]) -> None:
+    """As a callback: its failure has been seen, also when nobody waits for it any more."""
+    if not future.cancelled():
+        future.exception()
+
+
+def look_at_commits(consumer: AIOKafkaConsumer) -> None:
+    """Its commits go on in tasks of their own when they are cut off; what comes of them then is nobody's, and would be
+    logged as an error."""
+    coordinator = consumer._coordinator
+    commit = coordinator._do_commit_offsets
+
+    async def commit_and_look(*offsets: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(look_at)
+        await commit(*offsets)
+
+    coordinator._do_commit_offsets = commit_and_look
+
+
 async def stop_producer(producer: AIOKafkaProducer) -> None:
     """End it, with what it has not sent if need be."""
     if not await _ended(producer.stop()):

@@ -29,6 +29,8 @@ from app.claim.kafka.batches import send_in_batches
 from app.claim.kafka.calls import (
     TopicUnavailable,
     asked,
+    look_at,
+    look_at_commits,
     started,
     stop_admin,
     stop_consumer,
@@ -203,7 +205,7 @@ class HintTopic:
             raise TopicUnavailable("commit: the one before is still under way")
         # In a task that is not cut off in the middle: aiokafka's answer to it would be nobody's then.
         self._committing = asyncio.create_task(consumer.commit(owned))
-        self._committing.add_done_callback(_look_at)
+        self._committing.add_done_callback(look_at)
         async with asked("commit", within=within):
             await asyncio.shield(self._committing)
 
@@ -253,6 +255,7 @@ class HintTopic:
             except BaseException:
                 await stop_consumer(consumer)
                 raise
+            look_at_commits(consumer)
             self._rounds.count += 1
             consumer.subscribe([self._settings.topic], listener=self._rounds)
             self._joined_at = boottime()
@@ -293,9 +296,3 @@ class HintTopic:
         producer, self._producer = self._producer, None
         if producer is not None:
             await stop_producer(producer)
-
-
-def _look_at(task: asyncio.Task[None]) -> None:
-    """Its failure has been seen, if only here."""
-    if not task.cancelled():
-        task.exception()

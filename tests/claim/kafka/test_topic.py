@@ -424,6 +424,20 @@ async def test_a_silent_broker_holds_nobody_up_for_ever(
         await flows_again(topic)
 
 
+async def test_a_commit_that_is_given_up_at_the_end_of_its_round_leaves_no_error_behind(
+    own_broker: OwnBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiokafka goes on with it in a task of its own, whose failure is nobody's."""
+    monkeypatch.setattr(calls, "STOP_WITHIN", timedelta(seconds=0.5))
+    async with opened(place_on(own_broker.server)) as topic:
+        await joined(topic)
+        own_broker.freeze()
+        with pytest.raises(TopicUnavailable):
+            await topic.commit(dict.fromkeys(range(PARTITIONS), 0), within=WITHIN)
+        await topic._end_commit()
+    own_broker.thaw()
+
+
 async def flows_again(topic: HintTopic) -> None:
     """Send one message after the other until one is received; each may fail until the clients have recovered."""
     number = 1000
