@@ -32,7 +32,7 @@ ENQUEUED_AT_ONCE = 10_000
 BODY = b'{"event":"tick","sequence":1}'
 
 COLLECT_AFTER = (50_000, 50, 100)
-"""Thresholds of Python's garbage collector: at its default, thousands of waiting tasks are walked through again and again."""
+"""Thresholds of Python's garbage collector: at its default it walks through all waiting tasks again and again."""
 
 Handler = Callable[[Any], Coroutine[Any, Any, None]]
 
