@@ -5,6 +5,7 @@ Exit status: 0 good, 1 something was lost, doubled or outside a bound, 2 the com
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -335,11 +336,18 @@ def compare(
     """Several runs side by side in one report; nothing is measured."""
     if len(folders) < 2:
         raise ConfigError("compare needs at least two folders of earlier load runs")
+    _require_tools()
     from app.load.compare import compared, read_all
     from app.load.progress import Show
     from app.load.run import finish
 
     raise typer.Exit(finish(compared(read_all(folders)), out, Show()))
+
+
+def _require_tools() -> None:
+    """Raises ConfigError where the package was installed without what only load runs need."""
+    if importlib.util.find_spec("hdrh") is None:
+        raise ConfigError("load runs need the extra `carillon[embedded]`, which is not installed")
 
 
 def _carry_out(
@@ -351,6 +359,7 @@ def _carry_out(
     repeat: int = 1,
     modes: Sequence[ClaimMode] = (),
 ) -> None:
+    _require_tools()
     from app.load.progress import Show
     from app.load.run import Order, carry_out
 
