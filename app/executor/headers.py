@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from datetime import datetime
+from functools import lru_cache
 
 from app.domain.run import ClaimedRun
 
@@ -15,6 +17,12 @@ def identity_headers(run: ClaimedRun, rng: random.Random) -> tuple[tuple[str, st
         ("carillon-schedule-id", str(run.schedule_id)),
         ("carillon-run-id", str(ref.id)),
         ("carillon-attempt", str(run.lease.attempt)),
-        ("carillon-scheduled-for", ref.scheduled_for.isoformat().replace("+00:00", "Z")),
+        ("carillon-scheduled-for", _text_of(ref.scheduled_for)),
         ("traceparent", f"00-{ref.id.hex}-{rng.getrandbits(64) or 1:016x}-01"),
     )
+
+
+@lru_cache(maxsize=1024)
+def _text_of(instant: datetime) -> str:
+    """In UTC, as the store reads it. A burst has one instant for all."""
+    return instant.isoformat().replace("+00:00", "Z")
