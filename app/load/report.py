@@ -48,6 +48,20 @@ TILES: Mapping[str, Sequence[tuple[str, str, Any]]] = {
     "history": (("page_p99_ms", "a page, p99", milliseconds), ("run_p99_ms", "one run, p99", milliseconds)),
     "slow": (("most_in_flight", "in flight", count), ("memory_bytes_per_run_in_flight", "each", size_of)),
 }
+ABOUT: Mapping[str, Sequence[tuple[str, Any, str]]] = {
+    "claims": (("claim_settle_per_s", per_second, "{} claimed and settled"),),
+    "planner": (("planned_per_s", per_second, "{} planned"),),
+    "steady": (("lateness_ms.p99", milliseconds, "99 % of them at most {} late"),),
+    "fairness": (("quiet.burst_p99_ms", milliseconds, "the quiet tenants' p99 is {} during the burst"),),
+    "horizon": (("ratio", times, "{} the speed without a held snapshot"),),
+    "history": (("page_p99_ms", milliseconds, "99 % of pages within {}"),),
+    "slow": (("most_in_flight", count, "{} in flight at once"),),
+}
+"""For the headline: key, how the number is written, the words around it."""
+COMMON_ABOUT: Sequence[tuple[str, Any, str]] = (
+    ("recorded_per_s", per_second, "{} recorded"),
+    ("planned_per_s", per_second, "{} planned"),
+)
 COMMON_TILES: Sequence[tuple[str, str, Any]] = (
     ("recorded_per_s", "recorded", per_second),
     ("lateness_ms.p99", "late at most, 99 %", milliseconds),
@@ -135,15 +149,10 @@ def _headline(whole: Run, runs: Sequence[Run]) -> str:
 
 
 def _rate(run: Run) -> str:
-    for key, word in (
-        ("claim_settle_per_s", "claimed and settled"),
-        ("recorded_per_s", "recorded"),
-        ("planned_per_s", "planned"),
-    ):
-        if (rate := run.number(key)) is not None:
-            return f"{per_second(rate)} {word}"
-    if (page := run.number("page_p99_ms")) is not None:
-        return f"a page in {milliseconds(page)} (p99)"
+    """The figure that the scenario is about, in words."""
+    for key, told, words in (*ABOUT.get(run.scenario, ()), *COMMON_ABOUT):
+        if (value := run.number(*key.split("."))) is not None:
+            return words.format(told(value))
     return "no rate measured"
 
 

@@ -26,6 +26,14 @@ COMMON = frozenset(
 """Keys that have a place of their own in the report; the others are the scenario's own."""
 
 
+DISTRIBUTION = ("p50", "p90", "p99", "p999", "max")
+
+
+def is_distribution(value: Any) -> bool:
+    """Whether a group is that of the percentiles of one thing, which is told in one row."""
+    return isinstance(value, Mapping) and "p99" in value and set(value) <= {*DISTRIBUTION, "count"}
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A summary with the name of its column."""
@@ -67,7 +75,7 @@ class Run:
         return found if isinstance(found, bool) else None
 
     def own(self) -> Iterator[tuple[str, Any]]:
-        """The scenario's own figures by dotted key, groups taken apart."""
+        """The scenario's own figures by dotted key, groups taken apart, but for percentiles."""
         for key, value in self.summary.items():
             if key not in COMMON:
                 yield from _flat(str(key), value)
@@ -87,7 +95,7 @@ def runs_of(summary: Mapping[str, Any]) -> list[Run]:
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not is_distribution(value):
         for name, one in value.items():
             yield from _flat(f"{key}.{name}", one)
     else:

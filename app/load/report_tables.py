@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.load.report_html import Html, tag
-from app.load.report_numbers import NOT_MEASURED, microseconds, number, plain
-from app.load.report_run import Run
+from app.load.report_numbers import NOT_MEASURED, microseconds, number, plain, size_of
+from app.load.report_run import DISTRIBUTION, Run, is_distribution
 from app.load.report_words import COSTS, CPU_PARTS, LATENESS, ONCE, RATES, Word, word_for
+
+NOT_RECORDED = "not recorded"
 
 
 def section(title: str, *content: Html | str | None, note: str | None = None) -> Html:
@@ -112,7 +114,10 @@ def repetitions(runs: Sequence[Run]) -> Html | None:
 def measured_on(runs: Sequence[Run]) -> Html:
     """Machine, versions, settings. Of several runs, what they share is told once and marked where it differs."""
     parts = [
-        ("The machine and the run", _env(runs, ("versions", "server_settings", "replica_settings"))),
+        (
+            "The machine and the run",
+            _env(runs, ("versions", "server_settings", "replica_settings", "arguments")),
+        ),
         ("Versions", _env(runs, (), "versions")),
         ("PostgreSQL's settings", _env(runs, (), "server_settings")),
         ("Carillon's settings", _env(runs, (), "replica_settings")),
@@ -144,7 +149,7 @@ def _env(runs: Sequence[Run], without: Sequence[str], *path: str) -> Html:
     for place, run in enumerate(runs):
         for key, value in run.group("env", *path).items():
             if key not in without:
-                found.setdefault(str(key), [NOT_MEASURED] * len(runs))[place] = _told(value)
+                found.setdefault(str(key), [NOT_RECORDED] * len(runs))[place] = _setting(str(key), value)
     if not found:
         return tag("p", "Not recorded.", class_="none")
     body = []
@@ -153,6 +158,13 @@ def _env(runs: Sequence[Run], without: Sequence[str], *path: str) -> Html:
         cells = [tag("td", value, class_="text") for value in values]
         body.append(tag("tr", _row_head(key.replace("_", " "), "differs" if differs else ""), *cells))
     return _table(runs, body)
+
+
+def _setting(key: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    size = number(value) if key.endswith("_bytes") else None
+    return _told(value) if size is None else size_of(size)
 
 
 def _told(value: Any) -> str:
@@ -193,6 +205,8 @@ def _cell(word: Word, value: float | None, first: float | None, *, wrong: bool =
 def _own_cell(key: str, value: Any) -> Html:
     if (found := number(value)) is not None:
         return _cell(word_for(key), found, None)
+    if is_distribution(value):
+        return _distribution(key, value)
     if isinstance(value, list | tuple):
         write = word_for(key).write
         told = [_told(each) if number(each) is None else write(float(each)) for each in value]
@@ -202,6 +216,19 @@ def _own_cell(key: str, value: Any) -> Html:
         {True: "yes", False: "no"}.get(value, _told(value)),
         class_="none" if value is None else "number",
     )
+
+
+def _distribution(key: str, value: Mapping[str, Any]) -> Html:
+    """Percentiles of one thing in one cell: p50 8.5 ms, p90 …"""
+    write = word_for(key).write
+    told = [
+        f"{LATENESS[name].meaning} {write(at)}"
+        for name in DISTRIBUTION
+        if (at := number(value.get(name))) is not None
+    ]
+    if (many := number(value.get("count"))) is not None:
+        told.append(f"of {many:,.0f}")
+    return tag("td", *(tag("span", each) for each in told), class_="spread") if told else _own_cell(key, None)
 
 
 def _falls_short(key: str, value: float | None, expected: float | None) -> bool:

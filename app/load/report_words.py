@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -106,10 +107,25 @@ OWN: Mapping[str, Word] = {
     "memory_bytes_per_run_in_flight": Word("memory per run in flight", size_of),
     "most_in_flight": Word("most in flight", count),
     "slow_targets": Word("slow targets", count),
+    "claim_ms.before": Word("a claim, before the slow targets", milliseconds),
+    "claim_ms.during": Word("a claim, with all of them in flight", milliseconds),
+    "claim_p99_ratio": Word("a claim's p99, during over before", times),
+    "quick.before_p99_ms": Word("late at quick targets, p99, before", milliseconds),
+    "quick.during_p99_ms": Word("late at quick targets, p99, during", milliseconds),
+    "noisy_lateness_ms": Word("the bursting tenant's lateness", milliseconds),
+    "delay_seconds": Word("they answer after", lambda value: f"{plain(value)} s"),
+    "page_ms": Word("a page of the history", milliseconds, "over HTTP"),
+    "schedule_page_ms": Word("a page of one schedule's history", milliseconds, "over HTTP"),
+    "run_ms": Word("one run by its id", milliseconds, "over HTTP"),
+    "free_recorded_per_s": Word("recorded without a snapshot", per_second, "each round"),
+    "held_recorded_per_s": Word("recorded while it is held", per_second, "each round"),
     "clock_offset_us": Word(
         "target's clock minus the database's", microseconds, "measured, and taken out of lateness"
     ),
 }
+
+UNIT = re.compile(r"_(?:ms|us|seconds|percent)(?=$|[._])")
+"""A unit within a key: it is told with the number."""
 
 ENDINGS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("bytes_per_s", lambda value: f"{size_of(value)}/s"),
@@ -127,7 +143,7 @@ def word_for(key: str) -> Word:
     """The word for a scenario's own key; one that is not known is told as it stands, its unit by its ending."""
     if key in OWN:
         return OWN[key]
-    label, parts = key.replace("_", " ").replace(".", ", "), key.split(".")
+    label, parts = UNIT.sub("", key).replace("_", " ").replace(".", ", "), key.split(".")
     for ending, write in ENDINGS:
         if any(part.endswith(ending) for part in parts):
             return Word(label, write)

@@ -201,8 +201,16 @@ def test_runs_side_by_side_have_a_column_each_and_their_ratio() -> None:
     ("scenario", "own", "said"),
     [
         ("steady", {"idle_schedules": 1_000_000, "idle_cpu_percent": 0.42}, ["1,000,000", "0.420 %"]),
-        ("fairness", {"quiet": {"solo_p99_ms": 9.5, "burst_p99_ms": 12.0, "ratio": 1.26}}, ["9.50 ms", "1.26 ×"]),
-        ("slow", {"claim_ms": {"before": {"p99": 2.1}}, "most_in_flight": 10_000}, ["2.10 ms", "10,000"]),
+        (
+            "fairness",
+            {"quiet": {"solo_p99_ms": 9.5, "burst_p99_ms": 12.0, "ratio": 1.26}},
+            ["9.50 ms", "1.26 ×", "the quiet tenants' p99 is 12 ms during the burst"],
+        ),
+        (
+            "slow",
+            {"claim_ms": {"before": {"p99": 2.1, "count": 7}}, "most_in_flight": 10_000},
+            ["p99 2.10 ms", "of 7", "10,000 in flight"],
+        ),
         ("horizon", {"ratio": 0.97, "held_recorded_per_s": [5900.0, 5800.0]}, ["0.970 ×", "5,900/s, 5,800/s"]),
         ("history", {"page_p99_ms": 4.2, "run_p99_ms": None, "rows": 10**7}, ["4.20 ms", "not measured", "10,000,000"]),
         ("claims", {"claim_settle_per_s": 31_000.0}, ["31,000/s claimed and settled"]),
