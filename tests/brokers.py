@@ -45,6 +45,12 @@ class BrokerServer:
         return self.name != TANSU
 
     @property
+    def stands_restarts(self) -> bool:
+        """Whether a group gives out its partitions whatever came before. On Tansu it may stop for good when its members
+        came and went in a certain order."""
+        return self.name != TANSU
+
+    @property
     def lets_offsets_be_moved(self) -> bool:
         """Whether somebody who is no member may commit for a group without members. Tansu refuses it once there were
         some, and to join it again and again is what it does not stand."""

@@ -9,6 +9,7 @@ group that gives out its partitions anew; a bare `commit()` may speak of partiti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,14 +71,19 @@ class _Rounds(ConsumerRebalanceListener):  # type: ignore[misc]  # the client is
 
     def __init__(self, end_round: Callable[[], Awaitable[None]]) -> None:
         self.count = 0
+        self.is_given_out = False
         self._end_round = end_round
 
-    async def on_partitions_revoked(self, _revoked: list[TopicPartition]) -> None:
+    def begin(self) -> None:
         self.count += 1
+        self.is_given_out = False
+
+    async def on_partitions_revoked(self, _revoked: list[TopicPartition]) -> None:
+        self.begin()
         await self._end_round()
 
     async def on_partitions_assigned(self, _assigned: list[TopicPartition]) -> None:
-        """Nothing to do before the next receive."""
+        self.is_given_out = True
 
 
 class HintTopic:
@@ -155,14 +161,16 @@ class HintTopic:
         partitions anew delivers nothing meanwhile; that is no failure until it lasts for `JOIN_WITHIN`.
         """
         consumer = await self._open_consumer()
-        try:
+        batches: Mapping[TopicPartition, Sequence[ConsumerRecord]] | None = None
+        with contextlib.suppress(TimeoutError):  # its own time does not bound the wait for an assignment
             async with asyncio.timeout(2 * within.total_seconds()), asked("receive hints"):
                 batches = await consumer.getmany(
                     timeout_ms=int(within.total_seconds() * 1000), max_records=limit
                 )
-        except TimeoutError:  # its own time does not bound the wait for an assignment
+        if batches is None or not self._rounds.is_given_out:
+            # Whatever would be asked now waits behind the question for partitions.
             if boottime() - self._joined_at > JOIN_WITHIN:
-                raise TopicUnavailable("receive hints: the group gives out no partitions") from None
+                raise TopicUnavailable("receive hints: the group gives out no partitions")
             return []
         this_round = self._rounds.count  # nothing was awaited since the batches were given out
         self._joined_at = boottime()
@@ -228,7 +236,10 @@ class HintTopic:
             settings.replication,
             topic_configs={"retention.ms": str(int(settings.retention.total_seconds() * 1000))},
         )
-        answer = await admin.create_topics([new])
+        try:
+            answer = await admin.create_topics([new])
+        except AttributeError:  # aiokafka's way of saying so, while a broker starts
+            raise TopicUnavailable("make the topic: the cluster has no controller yet") from None
         for name, code, *_ in answer.topic_errors:
             if code not in (0, TOPIC_EXISTS):
                 raise for_code(code)(f"topic {name}")
@@ -256,7 +267,7 @@ class HintTopic:
                 await stop_consumer(consumer)
                 raise
             look_at_commits(consumer)
-            self._rounds.count += 1
+            self._rounds.begin()
             consumer.subscribe([self._settings.topic], listener=self._rounds)
             self._joined_at = boottime()
             self._consumer = consumer

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
 from app.claim.kafka import calls
 from app.claim.kafka.calls import TopicUnavailable
@@ -359,6 +360,19 @@ async def test_a_broker_that_is_not_there_is_an_answer(caplog: pytest.LogCapture
     topic.go_on()
     assert topic.owned() == set()
     await topic.close()
+
+
+async def test_a_cluster_without_a_controller_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is for a moment while a broker starts."""
+    admin = AIOKafkaAdminClient(bootstrap_servers="127.0.0.1:9")
+    topic = HintTopic(KafkaSettings(bootstrap="127.0.0.1:9"), client_id="tests")
+
+    async def nothing() -> None:
+        """The metadata that came names no controller."""
+
+    monkeypatch.setattr(admin._client, "force_metadata_update", nothing)
+    with pytest.raises(TopicUnavailable, match="no controller yet"):
+        await topic._create(admin)
 
 
 async def test_a_producer_the_broker_cannot_have_is_refused_with_the_setting_to_change(
