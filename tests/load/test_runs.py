@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,28 +12,17 @@ from typing import Any
 import httpx
 import pytest
 
-from app.load.place import Place, Wanted, open_servers, prepare
 from app.load.progress import silent
 from app.load.round import Accident, Stage
-from app.load.run import conclude
-from app.load.scenarios import burst, planner
+from app.load.scenarios import burst, history, planner, steady
 from app.store.pool import Connection
 from tests.eventually import eventually
+from tests.load.scenario_runs import measured, require_exactly_once
 from tests.load.test_summary import KEYS
 from tests.system.replicas import plain_environment
 
-QUICK = {"SCHEDULER_PLANNER_LOOKAHEAD": "2s"}
 SCHEDULES = 200
 WITHIN = 120.0
-
-Measure = Callable[[Place], Any]
-
-
-async def measured(dsn: str, measure: Measure) -> dict[str, Any]:
-    """The summary of one repetition on the test's own database."""
-    with open_servers(Wanted(database_url=dsn, settings=QUICK), lambda _: None) as place:
-        await prepare(place)
-        return conclude([await measure(place)], [], {})
 
 
 async def burst_with(dsn: str, accident: Accident | None = None) -> dict[str, Any]:
@@ -45,10 +33,8 @@ async def burst_with(dsn: str, accident: Accident | None = None) -> dict[str, An
 async def test_a_burst_is_delivered_exactly_once_and_everything_is_measured(dsn: str) -> None:
     content = await burst_with(dsn)
 
-    assert content["verdict"] == {"ok": True, "problems": [], "notes": [], "bounds": {}}
+    require_exactly_once(content, SCHEDULES)
     assert [content[key] for key in ("schedules", "tenants", "executors")] == [SCHEDULES, 10, 2]
-    assert [content[key] for key in ("expected", "delivered", "recorded")] == [SCHEDULES] * 3
-    assert [content[key] for key in ("duplicates", "missing")] == [0, 0]
     for key in ("planned_per_s", "delivered_per_s", "recorded_per_s", "wal_bytes_per_run"):
         assert content[key] > 0, key
     late = content["lateness_ms"]
@@ -91,6 +77,29 @@ async def test_planner_writes_every_run_and_advances_every_schedule(dsn: str) ->
     assert content["cpu_us_per_run"]["planner"] > 0
 
 
+async def test_steady_measures_idling_beside_idle_schedules_and_then_the_deliveries(dsn: str) -> None:
+    wanted = steady.Steady(rate=50, seconds=3, idle_schedules=1_000, idle_seconds=1, tenants=10)
+
+    content = await measured(dsn, lambda place: steady.measure(place, wanted, silent()))
+
+    require_exactly_once(content, 150)
+    assert content["idle_schedules"] == 1_000
+    assert content["idle_cpu_percent"] is None, "the server is not the harness's own here"
+    assert set(content["idle_cpu_percent_by_part"]) == {"planner", "executor"}
+    assert content["recorded_per_s"] is None
+
+
+async def test_history_reads_what_it_has_filled(dsn: str) -> None:
+    wanted = history.History(rows=2_000, tenants=20, requests=10)
+
+    content = await measured(dsn, lambda place: history.measure(place, wanted, silent()))
+
+    assert content["verdict"]["ok"] is True, content["verdict"]
+    assert [content[key] for key in ("rows", "runs_read")] == [2_000, 10]
+    assert content["run_p99_ms"] > 0
+    assert content["page_p99_ms"] > 0
+
+
 async def test_a_database_with_foreign_data_is_left_alone(dsn: str, db: Connection) -> None:
     await db.execute("INSERT INTO tenant VALUES (gen_random_uuid(), 'somebody', now())")
 
@@ -109,6 +118,7 @@ async def test_the_command_starts_all_it_needs_and_writes_its_summary(tmp_path: 
 
     assert code == 0, errors
     content = json.loads((tmp_path / "summary.json").read_text())
+    assert (tmp_path / "report.html").stat().st_size > 0
     assert set(KEYS) <= set(content)
     assert content["claim_mode"] == "kafka"
     assert [content[key] for key in ("delivered", "recorded")] == [SCHEDULES] * 2
