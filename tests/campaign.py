@@ -1,8 +1,8 @@
 """The long proofs, each with a command of its own:
 
-    python -m tests.campaign kafka      more than half an hour: both claim strategies' conformance, every scenario of kafka
-                                        mode on every broker there is, and long outages, storms and freezes with lateness
-                                        judged; it prints its figures
+    python -m tests.campaign kafka      more than half an hour: the conformance of both modes, every scenario of
+                                        kafka mode on every broker there is, and long outages, storms and freezes
+                                        with lateness judged; it prints its figures
     python -m tests.campaign load       three minutes: the scenarios of load runs that take long, each small
 
 What follows the name goes to pytest.
