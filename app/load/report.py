@@ -14,7 +14,7 @@ from typing import Any
 
 from app.load import report_curves, report_tables
 from app.load.report_html import Html, join, tag
-from app.load.report_numbers import count, microseconds, milliseconds, plain, size_of
+from app.load.report_numbers import count, microseconds, milliseconds, number, plain, size_of
 from app.load.report_run import Run, runs_of
 from app.load.report_words import per_second, percent, times
 
@@ -173,7 +173,7 @@ def _bounds(whole: Run) -> Html | None:
     if not bounds:
         return None
     told = ", ".join(
-        f"{option} {value:g}" if isinstance(value, int | float) else option
+        f"{option} {value:g}" if number(value) is not None else str(option)
         for option, value in bounds.items()
     )
     return tag("p", f"Judged by: {told}.", class_="note")

@@ -7,13 +7,15 @@ from typing import Any
 
 NOT_MEASURED = "not measured"
 KILO = 1000
+GREATEST, LEAST = 1e18, 1e-12
+"""Beyond these there is nothing that a load run measures; NaN is beyond, too."""
 
 
 def number(value: Any) -> float | None:
-    """The value as a number; None for anything that is not one, or not a finite one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """The value as a number; None for anything that is not one, or that no measurement can have been."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= GREATEST:
         return None
-    return float(value)
+    return float(value) if abs(value) >= LEAST else 0.0
 
 
 def plain(value: float) -> str:

@@ -175,7 +175,7 @@ def _told(value: Any) -> str:
             return ", ".join(_told(each) for each in value) or "none"
         case Mapping():
             return ", ".join(f"{key} {_told(each)}" for key, each in value.items())
-        case float():
+        case float() if number(value) is not None:
             return plain(value)
         case _:
             return str(value)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.load import report
@@ -181,6 +181,8 @@ JSON = st.recursive(
 )
 
 
+@example({"env": {"": math.nan}, "verdict": {"ok": True, "bounds": {"--max": 10**400}}})
+@example({"series": {"step_ms": 1e300, "begin_ms": -1e300, "planned": [1, 1e300]}, "runs": {"": None}})
 @settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from([*BURST, "runs", "quiet", "ratio", "claim_ms"]), JSON))
 def test_no_summary_makes_it_fail(keys: dict[str, Any]) -> None:
