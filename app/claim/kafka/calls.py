@@ -119,6 +119,9 @@ async def stop_producer(producer: AIOKafkaProducer) -> None:
         left = producer._message_accumulator
         for waiting in left._batches.values():
             left._pending_batches.update(waiting)  # where one in its second try is looked for when it ends
+        for batch in left._pending_batches:
+            batch.future.add_done_callback(look_at)
+            batch._drain_waiter.add_done_callback(look_at)
         left.fail_all(KafkaError("stopped"))
         await _ended(producer.client.close())
 
