@@ -10,8 +10,9 @@ from typing import Any
 
 from app.domain.ids import MICROSECOND
 from app.load.ledger import Ledger, lateness_of
-from app.load.round import STEP_MS, Fleet, Outcome
+from app.load.round import STEP_MS
 from app.load.seeds import instant_ns
+from app.load.stage import Fleet, Outcome
 from app.load.summary import Figures
 from app.store.load_measure import PlannedRuns
 

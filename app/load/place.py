@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
-import re
+import secrets
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -25,6 +25,7 @@ from app.errors import CarillonError
 from app.load.cpu import Processes
 from app.load.ledger import fetch_counts, reset_ledger
 from app.load.refusals import is_loopback, require_disk
+from app.load.replica import Replica, is_ready, metric, probe_client
 from app.local.broker import EmbeddedBroker
 from app.local.postgres import EmbeddedPostgres
 from app.local.processes import Child, log_tail, spawn, stop_all, wait_for_line
@@ -77,23 +78,6 @@ class Wanted:
     work_dir: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     server_settings: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """One process of Carillon, `python -m app serve`."""
-
-    name: str
-    part: str
-    child: Child
-
-    @property
-    def url(self) -> str | None:
-        """Where its health and metrics are; None before it is ready."""
-        for event in _events(self.child):
-            if event.get("event") == "replica.ready":
-                return str(event["url"])
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +137,11 @@ class Place:
         self.children.append(child)
         return child
 
+    def afresh(self) -> Place:
+        """The same place with a topic and a group that nobody has used: no hints, offsets or members of before."""
+        name = f"carillon-load-{secrets.token_hex(4)}"
+        return self.with_settings(kafka_topic=name, kafka_group=name)
+
     def in_mode(self, mode: ClaimMode) -> Place:
         """The same place with replicas of that claim mode; one opened in kafka mode has both."""
         wanted = replace(self.wanted, claim_mode=mode)
@@ -196,13 +185,18 @@ class Place:
 
         Raises CarillonError, with the end of a log, when one does not come up.
         """
-        async with asyncio.timeout(READY_WITHIN.total_seconds()), probe_client() as client:
-            while not all([await _is_ready(client, replica) for replica in replicas]):
-                self.require_alive()
-                await asyncio.sleep(0.05)
-            executors = [replica for replica in replicas if replica.part == "executor"]
-            if self.bootstrap is not None and executors:
-                await self._partitions_assigned(client, executors)
+        try:
+            async with asyncio.timeout(READY_WITHIN.total_seconds()), probe_client() as client:
+                while not all([await is_ready(client, replica) for replica in replicas]):
+                    self.require_alive()
+                    await asyncio.sleep(0.05)
+                executors = [replica for replica in replicas if replica.part == "executor"]
+                if self.bootstrap is not None and executors:
+                    await self._partitions_assigned(client, executors)
+        except TimeoutError:
+            tails = "\n".join(log_tail(replica.child.log_path) for replica in replicas)
+            seconds = READY_WITHIN.total_seconds()
+            raise CarillonError(f"the replicas are not ready after {seconds:g} s:\n{tails}") from None
 
     async def _partitions_assigned(self, client: httpx.AsyncClient, executors: Sequence[Replica]) -> None:
         """Assignment takes seconds after the start: hints before it would be left to the sweep."""
@@ -306,34 +300,3 @@ def _broker_name(wanted: Wanted, broker: EmbeddedBroker | None) -> str | None:
     if wanted.claim_mode is not ClaimMode.KAFKA:
         return None
     return "given" if broker is None else "embedded (Tansu)"
-
-
-def _events(child: Child) -> Iterator[dict[str, object]]:
-    """The complete lines of a replica's log that are JSON."""
-    text = child.log_path.read_text(encoding="utf-8", errors="replace")
-    for line in text[: text.rfind("\n") + 1].splitlines():
-        with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                yield found
-
-
-def probe_client() -> httpx.AsyncClient:
-    """A client for health and metrics."""
-    return httpx.AsyncClient(trust_env=False, timeout=10)
-
-
-async def _is_ready(client: httpx.AsyncClient, replica: Replica) -> bool:
-    if replica.url is None:
-        return False
-    try:
-        return (await client.get(f"{replica.url}/readyz")).is_success
-    except httpx.TransportError:
-        return False
-
-
-async def metric(client: httpx.AsyncClient, replica: Replica, name: str) -> float:
-    """One gauge or counter without labels, by its name without the prefix; 0 before it is told."""
-    text = (await client.get(f"{replica.url}/metrics")).text
-    found = re.search(rf"^scheduler_{name} (\S+)$", text, re.MULTILINE)
-    return float(found[1]) if found else 0.0

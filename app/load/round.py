@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import Enum, auto
-from typing import Any
 
 from app.errors import CarillonError
 from app.load import seeds
@@ -24,11 +22,11 @@ from app.load.arrivals import Arrivals
 from app.load.clock import ClockOffset, clock_offset
 from app.load.costs import Costs, Meter
 from app.load.ledger import Ledger, fetch_counts, fetch_ledger
-from app.load.place import Place, Replica, Target
+from app.load.place import Place
 from app.load.progress import Show
+from app.load.stage import Accident, Before, Fleet, History, Outcome, Seeds, Stage
 from app.settings import Settings, load_settings
 from app.store import load_measure, load_seed
-from app.store.load_measure import EndedRuns, PlannedRuns
 from app.store.load_seed import SeededSchedule
 from app.store.pool import Connection
 
@@ -45,76 +43,6 @@ STALL = timedelta(seconds=45)
 """Beyond a lease and a retry, a round without any progress for so long is over: what is missing is missing."""
 
 
-class History(Enum):
-    """What becomes of what earlier rounds have left."""
-
-    CLEARED = auto()
-    KEPT = auto()
-
-
-Seeds = Callable[[datetime, str], Sequence[SeededSchedule]]
-"""The schedules of a round, given the first instant and the target's URL."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """How many processes of each role; `target_options` are those of `app.load.target`.
-
-    Without executors a round is over when everything is planned.
-    """
-
-    planners: int = 1
-    executors: int = 2
-    target_options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a round has brought. Instants by the database's clock, `ledger` by the target's, `offset` between them; None
-    when the target keeps no ledger.
-
-    `due_ns` has every expected delivery: its key and its instant.
-    """
-
-    first: datetime
-    last: datetime
-    due_ns: dict[bytes, int]
-    planned: PlannedRuns
-    planned_seen_at: datetime | None
-    ended: EndedRuns
-    succeeded: frozenset[bytes]
-    ledger: Ledger | None
-    offset: ClockOffset
-    costs: Costs
-    planned_series: dict[int, int]
-    recorded_series: dict[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A fleet that is ready, and its target: what a scenario may watch or disturb while a round runs.
-
-    Further targets that a scenario starts stand in `others`: what they receive counts too.
-    """
-
-    place: Place
-    target: Target
-    replicas: list[Replica]
-    conn: Connection
-    others: list[Target] = field(default_factory=list)
-
-    @property
-    def targets(self) -> list[Target]:
-        return [self.target, *self.others]
-
-
-Before = Callable[[Stage], Coroutine[Any, Any, None]]
-"""Done with the fleet running, before the round's own schedules are there."""
-Accident = Callable[[Stage, datetime], Coroutine[Any, Any, None]]
-"""Something that happens while a round runs, whose first instant it is told; begun when the schedules are seeded,
-cancelled at the end."""
-
-
 async def play(
     place: Place,
     fleet: Fleet,
@@ -127,6 +55,7 @@ async def play(
     history: History = History.CLEARED,
 ) -> Outcome:
     """Play one round. Raises CarillonError when a process ends or seeding takes too long."""
+    place = place.afresh()
     settings = settings_of(place)
     target = await place.launch_target(*fleet.target_options)
     replicas = [place.launch_replica(f"planner-{n}", "planner") for n in range(1, fleet.planners + 1)]

@@ -17,7 +17,7 @@ from uuid import UUID
 import asyncpg
 
 from app.store import claims
-from app.store.claims import Grant
+from app.store.claims import LEFT_END, Cursor, Grant
 from app.store.pool import Connection, translated
 
 CLOCK = "SELECT /* carillon load */ clock_timestamp()"
@@ -294,8 +294,10 @@ async def is_snapshot_held(conn: Connection) -> bool:
     return found
 
 
-async def time_claim(conn: Connection, grant: Grant, *, limit: int, ahead: timedelta) -> tuple[float, int]:
-    """How many seconds one claim from the left end takes, and how many runs it got; then it is undone.
+async def time_claim(
+    conn: Connection, grant: Grant, *, limit: int, ahead: timedelta, behind: Cursor = LEFT_END
+) -> tuple[float, int]:
+    """How many seconds one claim takes, and how many runs it got; then it is undone.
 
     It also takes runs that are due only within `ahead`, which no executor does: rows that wait for it alone. `conn` is
     one with PLAN_GUARDS, as a claimer's.
@@ -305,7 +307,7 @@ async def time_claim(conn: Connection, grant: Grant, *, limit: int, ahead: timed
         await current.start()
         try:
             begun = time.perf_counter()
-            runs = await claims.claim_due(conn, grant, limit=limit, overdue_by=-ahead)
+            runs = await claims.claim_due(conn, grant, limit=limit, behind=behind, overdue_by=-ahead)
             return time.perf_counter() - begun, len(runs)
         finally:
             await current.rollback()

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from app.load.progress import silent
-from app.load.round import Accident, Stage
 from app.load.scenarios import burst, history, planner, steady
+from app.load.stage import Accident, Stage
 from app.store.pool import Connection
 from tests.eventually import eventually
 from tests.load.scenario_runs import measured, require_exactly_once

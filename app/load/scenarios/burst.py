@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from app.load.counting import figures_of
 from app.load.place import Place
 from app.load.progress import Show
-from app.load.round import Accident, Fleet, play
+from app.load.round import play
 from app.load.seeds import Crowd
+from app.load.stage import Accident, Fleet
 from app.load.summary import Figures
 
 

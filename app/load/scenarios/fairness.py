@@ -11,8 +11,9 @@ from app.load.lateness import Lateness
 from app.load.ledger import lateness_of
 from app.load.place import Place
 from app.load.progress import Show
-from app.load.round import Fleet, Outcome, play
+from app.load.round import play
 from app.load.seeds import Crowd, delivery_key, instant_ns
+from app.load.stage import Fleet, Outcome
 from app.load.summary import Figures
 from app.store.load_seed import SeededSchedule
 

@@ -15,9 +15,10 @@ from app.errors import CarillonError
 from app.load.counting import figures_of
 from app.load.place import Place
 from app.load.progress import Show
-from app.load.round import History, play
+from app.load.round import play
 from app.load.scenarios.burst import Burst
 from app.load.seeds import Crowd
+from app.load.stage import History
 from app.load.summary import Figures
 from app.store import load_measure
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from app.load.counting import figures_of
 from app.load.place import Place
 from app.load.progress import Show
-from app.load.round import Fleet, Outcome, play
+from app.load.round import play
 from app.load.seeds import Crowd
+from app.load.stage import Fleet, Outcome
 from app.load.summary import Figures
 
 

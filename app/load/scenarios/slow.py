@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import httpx
 
@@ -16,12 +17,15 @@ from app.load import cpu
 from app.load.counting import figures_of
 from app.load.lateness import Lateness
 from app.load.ledger import Ledger, lateness_of
-from app.load.place import Place, Replica, metric, probe_client
+from app.load.place import Place
 from app.load.progress import Show
-from app.load.round import Fleet, Outcome, Stage, play
+from app.load.replica import Replica, metric, probe_client
+from app.load.round import play
 from app.load.seeds import EXPIRES_AFTER, Crowd, delivery_key
+from app.load.stage import Fleet, Outcome, Stage
 from app.load.summary import Figures
 from app.store import load_measure, load_seed
+from app.store.claims import LEFT_END, Cursor
 from app.store.load_seed import SeededRun, SeededSchedule
 from app.store.pool import PLAN_GUARDS, Connection, close, connect
 
@@ -74,10 +78,15 @@ class Slow:
 @dataclass(slots=True)
 class Seen:
     """What was watched: claim times in seconds while nothing was slow and while (nearly) everything was, the executors'
-    memory before, and at the moment with the most runs in flight."""
+    memory before, and at the moment with the most runs in flight.
+
+    Claims are behind the cursor, as nearly all of a claimer's are; sweeps from the left end, over all that is leased.
+    """
 
     claims_before: list[float] = field(default_factory=list)
     claims_during: list[float] = field(default_factory=list)
+    sweeps_before: list[float] = field(default_factory=list)
+    sweeps_during: list[float] = field(default_factory=list)
     memory_before: int | None = None
     memory_at_most: int | None = None
     most_in_flight: int = 0
@@ -89,16 +98,17 @@ async def measure(place: Place, slow: Slow, show: Show) -> Figures:
     """One stretch. Raises CarillonError when it cannot be carried out."""
     roomy = place.with_settings(**slow.settings())
     seen = Seen()
+    cursor = LEFT_END
     slow_keys: set[bytes] = set()
     slow_url = ""
 
     async def prepare(stage: Stage) -> None:
-        nonlocal slow_url
+        nonlocal slow_url, cursor
         milliseconds = slow.delay / timedelta(milliseconds=1)
         target = await stage.place.launch_target("--delay-ms", f"{milliseconds:.0f}")
         stage.others.append(target)
         slow_url = target.url
-        await _seed_probed(stage.conn)
+        cursor = await _seed_probed(stage.conn)
 
     def make(first: datetime, url: str) -> list[SeededSchedule]:
         quick = Crowd(slow.quick_rate * slow.seconds, slow.tenants, apart=SECOND / slow.quick_rate)
@@ -115,20 +125,21 @@ async def measure(place: Place, slow: Slow, show: Show) -> Figures:
         show,
         tenants=slow.tenants,
         before=prepare,
-        accident=lambda stage, first: _watch(stage, first, slow, seen),
+        accident=lambda stage, first: _watch(stage, first, slow, seen, cursor),
     )
     return _figures(roomy, slow, outcome, seen, slow_keys)
 
 
-async def _seed_probed(conn: Connection) -> None:
-    """Planned runs that are due only when everything is over."""
+async def _seed_probed(conn: Connection) -> Cursor:
+    """Planned runs that are due only when everything is over, and the place in the due order just before them."""
     now = await load_measure.clock(conn)
     owners = list(Crowd(PROBED_RUNS, 1, seed=3).at(now + PROBE_AHEAD / 2, "http://127.0.0.1:9"))
     runs = [SeededRun(run_id(o.id, o.next_fire_at), o.next_fire_at, o.tenant_id, o.id) for o in owners]
     await load_seed.copy_runs(conn, runs, max_attempts=1, expires_after=EXPIRES_AFTER, at=now)
+    return Cursor(runs[0].scheduled_for - SECOND, UUID(int=0))
 
 
-async def _watch(stage: Stage, first: datetime, slow: Slow, seen: Seen) -> None:
+async def _watch(stage: Stage, first: datetime, slow: Slow, seen: Seen, cursor: Cursor) -> None:
     """Probe claims, memory and runs in flight until cancelled."""
     executors = [replica for replica in stage.replicas if replica.part == "executor"]
     grants = Grants("load-probe", timedelta(seconds=30))
@@ -138,12 +149,15 @@ async def _watch(stage: Stage, first: datetime, slow: Slow, seen: Seen) -> None:
     try:
         async with probe_client() as client:
             while True:
-                took, found = await load_measure.time_claim(
+                claim, claimed = await load_measure.time_claim(
+                    guarded, grants.new(), limit=PROBE_LIMIT, ahead=PROBE_AHEAD, behind=cursor
+                )
+                sweep, swept = await load_measure.time_claim(
                     guarded, grants.new(), limit=PROBE_LIMIT, ahead=PROBE_AHEAD
                 )
                 now = await load_measure.clock(guarded)
-                if found == PROBE_LIMIT:
-                    await _note(seen, client, executors, slow, took=took, now=now, first=first)
+                if claimed == swept == PROBE_LIMIT:
+                    await _note(seen, client, executors, slow, took=(claim, sweep), now=now, first=first)
                 await asyncio.sleep(PROBE_EVERY)
     finally:
         await close(guarded)
@@ -155,21 +169,24 @@ async def _note(
     executors: Sequence[Replica],
     slow: Slow,
     *,
-    took: float,
+    took: tuple[float, float],
     now: datetime,
     first: datetime,
 ) -> None:
+    claim, sweep = took
     memory = sum(cpu.resident_bytes(replica.child.pid) for replica in executors)
     if now < first + slow.slow_after:
         if now > first + 2 * SECOND:  # when the quick ones have begun to flow
-            seen.claims_before.append(took)
+            seen.claims_before.append(claim)
+            seen.sweeps_before.append(sweep)
             seen.memory_before = memory
         return
     in_flight = int(sum([await metric(client, replica, "in_flight") for replica in executors]))
     if in_flight > seen.most_in_flight:
         seen.most_in_flight, seen.memory_at_most = in_flight, memory
     if in_flight >= FULL * slow.targets:
-        seen.claims_during.append(took)
+        seen.claims_during.append(claim)
+        seen.sweeps_during.append(sweep)
         seen.full_from = seen.full_from or now
         seen.full_until = now
 
@@ -202,6 +219,7 @@ def _figures(place: Place, slow: Slow, outcome: Outcome, seen: Seen, slow_keys: 
             "most_in_flight": seen.most_in_flight,
             "memory_bytes_per_run_in_flight": per_run,
             "claim_ms": {"before": before, "during": during},
+            "sweep_ms": {"before": _claim_ms(seen.sweeps_before), "during": _claim_ms(seen.sweeps_during)},
             "claim_p99_ratio": during["p99"] / before["p99"] if during["p99"] and before["p99"] else None,
             "quick": {
                 "before_p99_ms": _quick_p99(outcome, quick, outcome.first, outcome.first + slow.slow_after),

@@ -10,8 +10,9 @@ from app.load.costs import Costs, Meter
 from app.load.counting import figures_of
 from app.load.place import Place
 from app.load.progress import Show
-from app.load.round import Fleet, Stage, play
+from app.load.round import play
 from app.load.seeds import EXPIRES_AFTER, Crowd, tenant_ids
+from app.load.stage import Fleet, Stage
 from app.load.summary import Figures
 from app.store import load_measure, load_seed
 
