@@ -204,7 +204,7 @@ async def test_retries_and_deferred_runs_start_in_time_while_new_runs_fill_every
     waited = await _waits(db, put_off)
     assert len(waited["retry"]) == FLAKY * SECONDS
     assert len(waited["deferred"]) == PUT_OFF
-    assert sorted(waited["first"])[len(waited["first"]) // 10] > 2 * SLOW, "there was always somebody waiting"
+    assert sorted(waited["first"])[len(waited["first"]) // 10] > SLOW / 2, "there was always somebody waiting"
     bound = MARGIN if mode.place is None else GRACE + SWEEP + MARGIN
     for kind in ("retry", "deferred"):
         assert max(waited[kind]) < bound
