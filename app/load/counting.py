@@ -17,6 +17,7 @@ from app.load.summary import Figures
 from app.store.load_measure import PlannedRuns
 
 SECOND_NS = 1_000_000_000
+UNCOUNTED = "the target keeps no ledger: whether each delivery came exactly once was not counted"
 STEP_NS = STEP_MS * 1_000_000
 
 
@@ -53,7 +54,9 @@ def figures_of(
         problems=_unsuccessful(outcome),
         series=_series(outcome),
     )
-    return figures if outcome.ledger is None else _with_deliveries(figures, outcome, outcome.ledger)
+    if outcome.ledger is None:
+        return replace(figures, notes=[*figures.notes, UNCOUNTED])
+    return _with_deliveries(figures, outcome, outcome.ledger)
 
 
 def _with_deliveries(figures: Figures, outcome: Outcome, ledger: Ledger) -> Figures:

@@ -44,9 +44,7 @@ class Show:
         for note in verdict["notes"]:
             self._console.print(f"[bold]NOTE[/bold] {escape(note)}")
         if verdict["ok"]:
-            self._console.print(
-                "[bold green]GOOD[/bold green] nothing lost, nothing doubled, within all bounds"
-            )
+            self._console.print("[bold green]GOOD[/bold green] nothing wrong was seen, all bounds were kept")
         for problem in verdict["problems"]:
             self._console.print(f"[bold red]BAD[/bold red]  {escape(problem)}")
 

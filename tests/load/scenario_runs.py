@@ -13,9 +13,12 @@ QUICK = {"SCHEDULER_PLANNER_LOOKAHEAD": "2s"}
 """The planner looks as far ahead as it takes to plan a small crowd."""
 
 
-async def measured(dsn: str, measure: Callable[[Place], Awaitable[Figures]]) -> dict[str, Any]:
+async def measured(
+    dsn: str, measure: Callable[[Place], Awaitable[Figures]], *, target_url: str | None = None
+) -> dict[str, Any]:
     """The summary of one repetition."""
-    with open_servers(Wanted(database_url=dsn, settings=QUICK), lambda _: None) as place:
+    wanted = Wanted(database_url=dsn, target_url=target_url, settings=QUICK)
+    with open_servers(wanted, lambda _: None) as place:
         await prepare(place)
         return conclude([await measure(place)], [], {})
 

@@ -15,6 +15,7 @@ import pytest
 from app.load.progress import silent
 from app.load.scenarios import burst, history, planner, steady
 from app.load.stage import Accident, Stage
+from app.local.receiver import Receiver
 from app.store.pool import Connection
 from tests.eventually import eventually
 from tests.load.scenario_runs import measured, require_exactly_once
@@ -64,6 +65,22 @@ async def test_a_planted_loss_and_a_planted_duplicate_are_counted_and_make_the_r
     assert content["recorded"] == SCHEDULES - 1
     assert content["duplicates"] == 1
     assert content["verdict"]["ok"] is False
+
+
+async def test_a_receiver_without_a_ledger_is_said_to_have_counted_nothing(
+    dsn: str, receiver: Receiver
+) -> None:
+    wanted = burst.Burst(50, tenants=5, executors=1)
+
+    content = await measured(
+        dsn, lambda place: burst.measure(place, wanted, silent()), target_url=receiver.url
+    )
+
+    assert content["recorded"] == 50
+    assert len({one.delivery_id for one in receiver.received if one.delivery_id}) == 50
+    assert [content[key] for key in ("delivered", "duplicates", "missing")] == [None] * 3
+    assert content["verdict"]["ok"] is True
+    assert "no ledger" in content["verdict"]["notes"][0]
 
 
 async def test_planner_writes_every_run_and_advances_every_schedule(dsn: str) -> None:
