@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta
+from math import inf
 from time import monotonic
 from types import TracebackType
 
@@ -23,6 +24,7 @@ class Deadlines:
         self._loop = asyncio.get_running_loop()
         self._clock = clock  # not the loop's: uvloop's stands still during a turn and counts milliseconds
         self._running: set[Deadline] = set()
+        self._soonest = inf  # no deadline that runs is before this; those that have ended may have been
         self._timer: asyncio.TimerHandle | None = None
 
     def within(self, length: timedelta) -> Deadline:
@@ -32,6 +34,8 @@ class Deadlines:
 
     def add(self, deadline: Deadline) -> None:
         self._running.add(deadline)
+        if deadline.at < self._soonest:
+            self._soonest = deadline.at
         if self._timer is None:
             self._timer = self._loop.call_later(TICK, self._look)
 
@@ -46,9 +50,11 @@ class Deadlines:
 
     def _look(self) -> None:
         now = self._clock()
-        for deadline in [late for late in self._running if late.at <= now]:
-            self._running.discard(deadline)
-            deadline.expire()
+        if now >= self._soonest:  # rarely: thousands that run are not looked at for nothing
+            for deadline in [late for late in self._running if late.at <= now]:
+                self._running.discard(deadline)
+                deadline.expire()
+            self._soonest = min((running.at for running in self._running), default=inf)
         self._timer = self._loop.call_later(TICK, self._look) if self._running else None
 
 

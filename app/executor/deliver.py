@@ -89,7 +89,15 @@ class Deliverer:
         names: tuple[str, ...],
         has_body: bool,  # noqa: FBT001 - the cache knows arguments by their place
     ) -> Prepared:
-        return prepare(method, url, given, has_body=has_body, names=names, policy=self._policy)
+        return prepare(
+            method,
+            url,
+            given,
+            has_body=has_body,
+            names=names,
+            policy=self._policy,
+            origin_of=self._pool.origin_of,
+        )
 
 
 def open_session(policy: AddressPolicy, *, connections: int, tls: ssl.SSLContext | None = None) -> Deliverer:

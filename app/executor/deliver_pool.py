@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, cast
+from weakref import WeakSet
 
 import aiohttp
 import certifi
@@ -42,6 +43,8 @@ MAX_HEAD_LINE = 8190
 MAX_HEAD_FIELDS = 100
 IDLE_SECONDS = 4.0
 """How long an unused connection is kept: below the 5 s after which common servers close theirs."""
+
+ORIGINS = 4096
 
 _NO_LIMITS = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 
@@ -83,11 +86,11 @@ class BoundedHandler(ResponseHandler):
         self._framing = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._pool.open_count += 1
+        self._pool.note_open(self)
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._pool.open_count -= 1
+        self._pool.note_closed(self)
         super().connection_lost(exc)
 
     def set_response_params(self, **params: Any) -> None:
@@ -177,11 +180,24 @@ class BoundedPool(aiohttp.TCPConnector):
             keepalive_timeout=IDLE_SECONDS,
             socket_factory=self._open_socket,
         )
-        self.open_count = 0
+        # Weak, because uvloop does not tell the end of a connection whose maker was cancelled at its first moment.
+        self._open: WeakSet[BoundedHandler] = WeakSet()
+        self.origin_of = lru_cache(maxsize=ORIGINS)(Origin)
         self._policy = policy
         self._connections = connections
         handler = partial(BoundedHandler, loop=asyncio.get_running_loop(), pool=self)
         self._factory = cast("partial[ResponseHandler]", handler)
+
+    @property
+    def open_count(self) -> int:
+        """Connections in use and idle, for all that is known."""
+        return len(self._open)
+
+    def note_open(self, protocol: BoundedHandler) -> None:
+        self._open.add(protocol)
+
+    def note_closed(self, protocol: BoundedHandler) -> None:
+        self._open.discard(protocol)
 
     def take(self, origin: Origin) -> ResponseHandler | None:
         """A kept connection to `origin`, in use from now on: `give` or `drop` it. None where none is usable.

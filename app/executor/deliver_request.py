@@ -8,9 +8,8 @@ of a stored target too, whatever was allowed when it was stored.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import version
 
 from aiohttp.client_reqrep import ClientRequest
@@ -24,8 +23,6 @@ from app.domain.target import MASK, METHODS, masked, url_problem
 USER_AGENT = f"Carillon/{version('carillon')}"
 UNTYPED = "application/octet-stream"
 """The Content-Type of a body whose owner named none (RFC 9110, section 8.3)."""
-
-ORIGINS = 4096
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -46,9 +43,6 @@ class Origin(ClientRequest):
     def __init__(self, url: URL) -> None:
         super().__init__("GET", url)
         self.key = self.connection_key
-
-
-origin_of = lru_cache(maxsize=ORIGINS)(Origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +67,8 @@ class Prepared:
         Raises ValueError for a value that could break out of its line.
         """
         together = "".join(values)
-        if not together.isprintable() and _CONTROL.search(
-            together
-        ):  # the first is quick, and nearly always enough
+        # The first question is quick, and nearly always enough.
+        if not together.isprintable() and _CONTROL.search(together):
             raise ValueError("a header of the attempt has a control character")
         own = (self.own_lines % tuple(values)).encode()
         if body:
@@ -103,9 +96,10 @@ def prepare(
     has_body: bool,
     names: tuple[str, ...],
     policy: AddressPolicy,
+    origin_of: Callable[[URL], Origin],
 ) -> Prepared:
-    """Put together what requests to this target share. `given` are the target's headers, `names` those of the
-    attempt's, which win."""
+    """Put together what requests to this target share, in the running event loop. `given` are the target's headers,
+    `names` those of the attempt's, which win."""
     headers = CIMultiDict({"User-Agent": USER_AGENT, "Accept": "*/*"})
     if has_body:
         headers["Content-Type"] = UNTYPED

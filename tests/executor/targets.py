@@ -57,14 +57,21 @@ class Peer:
         self._reader = reader
         self._writer = writer
 
-    async def request(self) -> Received | None:
-        """Read one request to its end; None when the client has hung up."""
+    async def head(self) -> bytes | None:
+        """Read a request up to its body; None when the client has hung up."""
         try:
             head = await self._reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as end:
             self._served.raw += end.partial
             return None
         self._served.raw += head
+        return head
+
+    async def request(self) -> Received | None:
+        """Read one request to its end; None when the client has hung up."""
+        head = await self.head()
+        if head is None:
+            return None
         line, *lines = head[:-4].decode("latin-1").split("\r\n")
         headers = tuple((name, value.strip()) for name, _, value in (text.partition(":") for text in lines))
         length = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
@@ -129,9 +136,12 @@ def once(data: bytes) -> Script:
 
 @contextlib.asynccontextmanager
 async def serve(
-    script: Script, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    script: Script, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, buffer: int = 1 << 20
 ) -> AsyncIterator[Served]:
-    """Run `script` on every connection to a free port. A script ends quietly when its client hangs up."""
+    """Run `script` on every connection to a free port. A script ends quietly when its client hangs up.
+
+    What it does not ask for is taken from the client up to some multiples of `buffer` bytes.
+    """
     served = Served(host=host, port=0, scheme="https" if tls else "http")
     running: set[asyncio.Task[None]] = set()
 
@@ -150,7 +160,9 @@ async def serve(
         running.add(task)
         task.add_done_callback(running.discard)
 
-    server = await asyncio.start_server(accept, host, 0, ssl=tls, limit=1 << 20)
+    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)  # what is accepted later inherits it
+    server = await asyncio.start_server(accept, sock=listener, ssl=tls, limit=buffer)
     served.port = server.sockets[0].getsockname()[1]
     try:
         yield served
