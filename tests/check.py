@@ -17,7 +17,7 @@ CHECKS: dict[str, list[str | Path]] = {
     "format": [sys.executable, "-m", "ruff", "format", "--check"],
     "types": [sys.executable, "-m", "mypy"],
     "import rules": [PROGRAMS / "lint-imports"],
-    "tests": [sys.executable, "-m", "pytest"],
+    "tests": [sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "worksteal"],
 }
 
 
