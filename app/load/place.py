@@ -104,12 +104,12 @@ class Place:
     children: list[Child] = field(default_factory=list)
 
     @asynccontextmanager
-    async def connection(self, name: str = "load") -> AsyncIterator[Connection]:
-        """A session of the harness: no time-out of statements, long patience."""
+    async def connection(self, name: str = "load", **settings: str) -> AsyncIterator[Connection]:
+        """A session of the harness: no time-out of statements, long patience; `settings` are further ones of it."""
         opened = await connect(
             self.dsn,
             application_name=f"carillon {name}",
-            settings={"statement_timeout": "0", "idle_in_transaction_session_timeout": "0"},
+            settings={"statement_timeout": "0", "idle_in_transaction_session_timeout": "0", **settings},
             command_timeout=LONG,
         )
         try:

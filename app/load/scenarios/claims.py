@@ -52,7 +52,7 @@ async def measure(place: Place, claims: Claims, show: Show) -> Figures:
     try:
         for worker in workers:
             await wait_for_line(worker, "ready", within=READY_WITHIN)
-        async with place.connection("load watch") as conn:
+        async with place.connection("load watch", enable_seqscan="off") as conn:
             due_at = await _seed(place, conn, claims, show)
             left = due_at - BEFORE - await load_measure.clock(conn)
             await asyncio.sleep(max(0.0, left.total_seconds()))
