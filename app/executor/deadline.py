@@ -1,7 +1,7 @@
 """Deadlines for many short-lived operations, on one timer.
 
-`asyncio.timeout` makes and closes a timer of the event loop's for every use: 27 µs of the 180 µs that a
-delivery costs on uvloop (measured). Here all share one, at the price of ending up to `TICK` late.
+`asyncio.timeout` makes and closes a timer of the event loop's for every use, 27 µs on uvloop (measured). Here all share
+one, at the price of ending up to `TICK` late.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from app.executor.deliver_pool import is_still_sending
 from app.executor.flight import Flight
 from app.executor.guard import open_guarded_socket
 from tests.eventually import eventually
-from tests.executor.targets import Peer, answer, answer_ok, serve
+from tests.executor.targets import Peer, always, answer, answer_ok, serve
 from tests.executor.test_deliver import idle_connections, send
 
 ON_BOTH_LOOPS = True
@@ -39,6 +39,34 @@ async def deliverer() -> AsyncIterator[Deliverer]:
     opened = open_session(WITH_LOOPBACK, connections=10)
     yield opened
     await opened.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "is_kept"),
+    [
+        ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", True),
+        ("GET", b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", False),
+        ("GET", b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", False),
+        ("GET", b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok", True),
+        ("GET", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX: y\r\n\r\n", True),
+        ("GET", b"HTTP/1.1 204 No Content\r\n\r\n", True),
+        ("GET", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", True),
+        ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", True),
+        ("HEAD", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", True),
+        ("POST", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n", True),
+        ("GET", answer() + answer("500 Unasked"), False),
+    ],
+)
+async def test_a_connection_is_kept_when_its_answer_says_so(
+    deliverer: Deliverer, method: str, data: bytes, is_kept: bool
+) -> None:
+    async with serve(always(data)) as at:
+        for _ in range(3):
+            outcome, _ = await send(deliverer, Target(method, at.url(), (), None))
+            assert isinstance(outcome, Delivered | Rejected), outcome
+            assert outcome.answer.status != 500
+            assert not outcome.answer.truncated
+    assert at.connections == (1 if is_kept else 3)
 
 
 @pytest.fixture
