@@ -206,7 +206,7 @@ class BoundedPool(aiohttp.TCPConnector):
         its coroutines and its object, which cost a tenth of a delivery.
         """
         while idle := self._conns.get(origin.key):
-            protocol, kept_at = idle.popleft()
+            protocol, kept_at = idle.pop()  # the one used last, so that those which are not needed end
             if not idle:
                 del self._conns[origin.key]
             if is_usable(protocol) and monotonic() - kept_at <= IDLE_SECONDS:

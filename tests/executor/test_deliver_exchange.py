@@ -197,6 +197,26 @@ async def test_however_many_kept_connections_have_gone_stale_the_request_is_sent
     assert at.connections == 5
 
 
+async def test_the_connection_that_was_used_last_is_used_again(deliverer: Deliverer) -> None:
+    """Of those that a burst has opened, the ones that are not needed any more end."""
+    together = asyncio.Barrier(3)
+
+    async def script(peer: Peer) -> None:
+        while await peer.request() is not None:
+            if len(idle_connections(deliverer)) == 0:
+                await together.wait()
+            await peer.send(answer())
+
+    async with serve(script) as at:
+        await asyncio.gather(*(send(deliverer, Target("GET", at.url(), (), None)) for _ in range(3)))
+        idle = idle_connections(deliverer)
+        assert len(idle) == 3
+        for _ in range(2):
+            await send(deliverer, Target("GET", at.url(), (), None))
+            assert idle_connections(deliverer) == idle  # taken from the end and put back there
+    assert at.connections == 3
+
+
 async def test_a_lease_lost_at_the_last_moment_gives_the_slot_back(deliverer: Deliverer) -> None:
     def refuse() -> None:
         raise LeaseLost
