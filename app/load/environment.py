@@ -24,7 +24,7 @@ async def describe(place: Place, *, load_before: Sequence[float], arguments: Seq
     async with place.connection() as conn:
         postgres = await load_measure.server_version(conn)
         settings = await load_measure.server_settings(conn)
-        counts_statements = await load_measure.statement_calls(conn) is not None
+        counts_statements = await load_measure.statement_use(conn) is not None
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "arguments": list(arguments),

@@ -66,7 +66,7 @@ def _side_by_side(content: Mapping[str, Any]) -> Table:
     return table
 
 
-UNTOLD = frozenset({"verdict", "env", "series", "lateness_curve", "repeats"})
+UNTOLD = frozenset({"verdict", "env", "series", "statements", "lateness_curve", "repeats"})
 
 
 def told(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

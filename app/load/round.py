@@ -159,7 +159,7 @@ async def _watch(
 ) -> _Watched:
     """Wait for the end of the round between two readings of the counters."""
     conn = stage.conn
-    first, last = span_of(due)
+    _, last = span_of(due)
     offset = await clock_offset(conn)
     meter = await Meter.read(conn, stage.place.measured(stage.replicas, stage.targets))
     show.step("planning, delivering and recording" if is_delivered else "planning")

@@ -1,12 +1,13 @@
 """What a load run says, and how it is written: `summary.json`.
 
 Every scenario has the same keys first, null where it does not measure one; its own keys follow, then `verdict`, `env`,
-`series`, `lateness_curve` and `repeats`. Nothing is estimated: what was not measured is null.
+`series`, `statements`, `lateness_curve` and `repeats`. Nothing is estimated: what was not measured is null.
 
     series          {"step_ms": 100, "begin_ms": -4900, "due": [..], "planned": [..], "delivered": [..],
                      "recorded": [..], "backlog": [..]}     one number per step; 0 ms is the (first) instant;
                      backlog = due and not yet recorded, at the end of the step
     lateness_curve  [[percentile, milliseconds], ..]        as HdrHistogram plots have it
+    statements      [{"query", "calls_per_run", "us_per_run", "ms_per_call"}, ..]        those that took most time
     repeats         the figures of each repetition, when there were several
 """
 
@@ -56,6 +57,7 @@ class Figures:
     own: Mapping[str, Any] = field(default_factory=dict)
     problems: Sequence[str] = ()
     notes: Sequence[str] = ()
+    statements: Sequence[Mapping[str, Any]] | None = None
     series: Mapping[str, Any] | None = None
     lateness_curve: Sequence[tuple[float, float]] = ()
 
@@ -114,6 +116,7 @@ def summary(
             "verdict": verdict,
             "env": env,
             "series": middle.series,
+            "statements": middle.statements,
             "lateness_curve": [list(point) for point in middle.lateness_curve],
             "repeats": [one.keys() for one in repeats] if len(repeats) > 1 else [],
         }

@@ -42,21 +42,32 @@ async def wal_bytes(conn: Connection) -> int:
 
 # Nothing is known of this view where the extension is not loaded, so no test can prepare it: hence the form of the
 # name. What the harness itself asks is left out.
-_STATEMENT_CALLS = """SELECT /* carillon load */ coalesce(sum(s.calls), 0)::bigint
+_STATEMENT_USE = """SELECT /* carillon load */ s.queryid, min(s.query) AS query, sum(s.calls)::bigint AS calls,
+       sum(s.total_exec_time) AS total_ms
   FROM pg_stat_statements AS s
   JOIN pg_database AS d ON d.oid = s.dbid
  WHERE d.datname = current_database()
-   AND s.query NOT LIKE '%carillon load%'"""
+   AND s.query NOT LIKE '%carillon load%'
+ GROUP BY s.queryid"""
 
 
-async def statement_calls(conn: Connection) -> int | None:
-    """How many statements the sessions of this database have executed; None where nobody counts them."""
+@dataclass(frozen=True, slots=True)
+class StatementUse:
+    """How often a statement was executed, and for how long altogether, on the server."""
+
+    query: str
+    calls: int
+    total_ms: float
+
+
+async def statement_use(conn: Connection) -> dict[int, StatementUse] | None:
+    """What the sessions of this database have executed so far, by query id; None where nobody counts."""
     try:
         with translated():
-            found: int = await conn.fetchval(_STATEMENT_CALLS)
+            rows = await conn.fetch(_STATEMENT_USE)
     except asyncpg.PostgresError:  # no such view, or its library is not loaded
         return None
-    return found
+    return {row["queryid"]: StatementUse(row["query"], row["calls"], row["total_ms"]) for row in rows}
 
 
 # Not a statement that can be prepared, hence the form of the name.

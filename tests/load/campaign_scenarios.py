@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from app.load.progress import silent
-from app.load.scenarios import fairness, horizon, slow
+from app.load.scenarios import fairness, horizon, slow, steady
 from app.load.scenarios.burst import Burst
 from tests.load.scenario_runs import measured, require_exactly_once
 
@@ -43,3 +43,14 @@ async def test_horizon_keeps_history_and_compares_bursts_with_and_without_the_sn
     assert len(content["free_recorded_per_s"]) == 2
     assert len(content["held_recorded_per_s"]) >= 2
     assert content["ratio"] > 0
+
+
+async def test_steady_delivers_every_run_at_its_own_instant(dsn: str) -> None:
+    wanted = steady.Steady(rate=100, seconds=5, idle_schedules=10_000, idle_seconds=2, tenants=50)
+
+    content = await measured(dsn, lambda place: steady.measure(place, wanted, silent()))
+
+    require_exactly_once(content, 500)
+    assert content["lateness_ms"]["p50"] < 2_000
+    due = content["series"]["due"]
+    assert max(due) <= 20, "they are spread over the seconds, ten in each step"

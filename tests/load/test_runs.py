@@ -67,22 +67,6 @@ async def test_a_planted_loss_and_a_planted_duplicate_are_counted_and_make_the_r
     assert content["verdict"]["ok"] is False
 
 
-async def test_a_receiver_without_a_ledger_is_said_to_have_counted_nothing(
-    dsn: str, receiver: Receiver
-) -> None:
-    wanted = burst.Burst(50, tenants=5, executors=1)
-
-    content = await measured(
-        dsn, lambda place: burst.measure(place, wanted, silent()), target_url=receiver.url
-    )
-
-    assert content["recorded"] == 50
-    assert len({one.delivery_id for one in receiver.received if one.delivery_id}) == 50
-    assert [content[key] for key in ("delivered", "duplicates", "missing")] == [None] * 3
-    assert content["verdict"]["ok"] is True
-    assert "no ledger" in content["verdict"]["notes"][0]
-
-
 async def test_planner_writes_every_run_and_advances_every_schedule(dsn: str) -> None:
     wanted = planner.Planning(500, tenants=20)
 
@@ -94,12 +78,20 @@ async def test_planner_writes_every_run_and_advances_every_schedule(dsn: str) ->
     assert content["cpu_us_per_run"]["planner"] > 0
 
 
-async def test_steady_measures_idling_beside_idle_schedules_and_then_the_deliveries(dsn: str) -> None:
-    wanted = steady.Steady(rate=50, seconds=3, idle_schedules=1_000, idle_seconds=1, tenants=10)
+async def test_steady_measures_idling_first_and_a_receiver_without_a_ledger_is_said_to_have_counted_nothing(
+    dsn: str, receiver: Receiver
+) -> None:
+    wanted = steady.Steady(rate=50, seconds=2, idle_schedules=1_000, idle_seconds=1, tenants=10)
 
-    content = await measured(dsn, lambda place: steady.measure(place, wanted, silent()))
+    content = await measured(
+        dsn, lambda place: steady.measure(place, wanted, silent()), target_url=receiver.url
+    )
 
-    require_exactly_once(content, 150)
+    assert content["verdict"]["ok"] is True, content["verdict"]
+    assert "no ledger" in content["verdict"]["notes"][0]
+    assert content["expected"] == content["recorded"] == 100
+    assert [content[key] for key in ("delivered", "duplicates", "missing")] == [None] * 3
+    assert len({one.delivery_id for one in receiver.received if one.delivery_id}) == 100
     assert content["idle_schedules"] == 1_000
     assert content["idle_cpu_percent"] is None, "the server is not the harness's own here"
     assert set(content["idle_cpu_percent_by_part"]) == {"planner", "executor"}
