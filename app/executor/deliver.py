@@ -9,7 +9,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import lru_cache
 from time import perf_counter
 
 from app.domain.address import AddressPolicy
@@ -19,22 +18,19 @@ from app.executor.deadline import Deadlines
 from app.executor.deliver_errors import EXCHANGE_ERRORS, meaning_of
 from app.executor.deliver_exchange import exchange
 from app.executor.deliver_pool import BoundedPool, trusted_tls
-from app.executor.deliver_request import Prepared, prepare
+from app.executor.deliver_request import Origin, Requests
 from app.executor.flight import Departure, Flight
 from app.executor.guard import GuardedResolver
-
-PREPARED_TARGETS = 4096
 
 
 class Deliverer:
     """The connections to all targets, one per process, and the only way to send to a target."""
 
     def __init__(self, policy: AddressPolicy, pool: BoundedPool, resolver: GuardedResolver) -> None:
-        self._policy = policy
         self._pool = pool
         self._resolver = resolver
         self._deadlines = Deadlines()
-        self._prepare = lru_cache(maxsize=PREPARED_TARGETS)(self._prepare_anew)
+        self._requests = Requests(policy)
 
     async def close(self) -> None:
         """Close every connection. Deliveries still in flight end as `Unreachable`; cancel them first."""
@@ -59,45 +55,25 @@ class Deliverer:
         may have left: read it when this call was cancelled. `Sent` is what was or would have been sent, its
         secrets masked. Raises ValueError for headers of the attempt that cannot be sent.
         """
-        names = tuple([name for name, _ in headers])
-        prepared = self._prepare(target.method, target.url, target.headers, names, bool(target.body))
-        body = target.body.encode() if target.body else b""
-        flight.sent = sent = prepared.sent(headers, len(body))
-        if prepared.origin is None:
-            return Blocked(prepared.problem or ""), sent
-        request = prepared.request([value for _, value in headers], body)
+        request = self._requests.compose(target, headers)
+        flight.sent = sent = request.sent
+        origin = request.origin
+        if origin is None:
+            return Blocked(request.problem or ""), sent
         departure = Departure(flight, before_send, perf_counter())
         limit = self._deadlines.within(deadline)
         try:
             with limit:
                 answer = await exchange(
-                    self._pool, prepared.origin, request, departure, is_head=target.method == "HEAD"
+                    self._pool, origin, request.data, departure, is_head=target.method == "HEAD"
                 )
             return judge(answer, _timing(departure)), sent
         except TimeoutError as error:
             if limit.is_expired:
                 return TimedOut(flight.phase, flight.is_sent, _timing(departure)), sent
-            return _meaning(error, prepared, departure), sent
+            return _meaning(error, origin, departure), sent
         except EXCHANGE_ERRORS as error:
-            return _meaning(error, prepared, departure), sent
-
-    def _prepare_anew(
-        self,
-        method: str,
-        url: str,
-        given: tuple[tuple[str, str], ...],
-        names: tuple[str, ...],
-        has_body: bool,  # noqa: FBT001 - the cache knows arguments by their place
-    ) -> Prepared:
-        return prepare(
-            method,
-            url,
-            given,
-            has_body=has_body,
-            names=names,
-            policy=self._policy,
-            origin_of=self._pool.origin_of,
-        )
+            return _meaning(error, origin, departure), sent
 
 
 def open_session(policy: AddressPolicy, *, connections: int, tls: ssl.SSLContext | None = None) -> Deliverer:
@@ -110,11 +86,10 @@ def open_session(policy: AddressPolicy, *, connections: int, tls: ssl.SSLContext
     return Deliverer(policy, BoundedPool(policy, resolver, connections, tls or trusted_tls()), resolver)
 
 
-def _meaning(error: Exception, prepared: Prepared, departure: Departure) -> Outcome:
-    assert prepared.origin is not None
+def _meaning(error: Exception, origin: Origin, departure: Departure) -> Outcome:
     return meaning_of(
         error,
-        is_tls=prepared.origin.is_ssl(),
+        is_tls=origin.is_ssl(),
         is_sent=departure.flight.is_sent,
         timing=_timing(departure),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, cast
@@ -43,8 +43,6 @@ MAX_HEAD_LINE = 8190
 MAX_HEAD_FIELDS = 100
 IDLE_SECONDS = 4.0
 """How long an unused connection is kept: below the 5 s after which common servers close theirs."""
-
-ORIGINS = 4096
 
 _NO_LIMITS = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
 
@@ -182,7 +180,6 @@ class BoundedPool(aiohttp.TCPConnector):
         )
         # Weak, because uvloop does not tell the end of a connection whose maker was cancelled at its first moment.
         self._open: WeakSet[BoundedHandler] = WeakSet()
-        self.origin_of = lru_cache(maxsize=ORIGINS)(Origin)
         self._policy = policy
         self._connections = connections
         handler = partial(BoundedHandler, loop=asyncio.get_running_loop(), pool=self)

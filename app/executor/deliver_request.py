@@ -1,5 +1,5 @@
-"""A request as bytes. What all requests to one target share is put together once; an attempt adds its own headers
-and its body.
+"""A request as bytes. What many requests share, their origin and the lines of their target's headers, is looked at and
+put together once.
 
 Nothing gets into a head that could end a line: names are checked as tokens and values for control characters, those
 of a stored target too, whatever was allowed when it was stored.
@@ -8,8 +8,9 @@ of a stored target too, whatever was allowed when it was stored.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 
 from aiohttp.client_reqrep import ClientRequest
@@ -18,12 +19,21 @@ from yarl import URL
 
 from app.domain.address import AddressPolicy
 from app.domain.outcome import Sent
-from app.domain.target import MASK, METHODS, masked, url_problem
+from app.domain.target import MASK, METHODS, Target, masked, url_problem
+from app.domain.url import MAX_URL
 
 USER_AGENT = f"Carillon/{version('carillon')}"
 UNTYPED = "application/octet-stream"
 """The Content-Type of a body whose owner named none (RFC 9110, section 8.3)."""
 
+PLACES = 4096
+LINES = 4096
+
+# A URL in the normal spelling: nothing in it can be misread, so what is left to judge is its origin.
+_NORMAL = re.compile(
+    r"(https?://[a-z0-9._:\[\]-]+)"
+    r"(/(?:[A-Za-z0-9._~/:@!$&'()*+,;=-]++|%[0-9A-Fa-f]{2})*+(?:\?(?:[A-Za-z0-9._~/:@!$&'()*+,;=?\[\]-]++|%[0-9A-Fa-f]{2})++)?)"
+)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 # Where a request ends, and what becomes of its connection, is ours to say; two voices would be smuggling.
@@ -38,7 +48,7 @@ _WITHOUT_LENGTH = frozenset({"GET", "HEAD"})
 
 class Origin(ClientRequest):
     """Whom a connection leads to. The pool takes a request and reads no more of it than this, so one serves all
-    requests to an origin."""
+    requests to an origin. Made in a running event loop."""
 
     def __init__(self, url: URL) -> None:
         super().__init__("GET", url)
@@ -46,99 +56,127 @@ class Origin(ClientRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """What every request to one target shares: all but its body and the values of the attempt's own headers.
+class _Place:
+    """What all requests to one origin share. `problem` says why nothing may be sent there, and then there is no
+    `origin`."""
 
-    `problem` says why nothing may be sent, and then there is no `origin`.
-    """
-
-    method: str
-    url: str
     origin: Origin | None
-    head: bytes
-    own_lines: str
+    host: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """What all requests with the same headers share, but for the values of the attempt's own."""
+
+    given: str
+    own: str
     shown: tuple[tuple[str, str], ...]
     has_secrets: bool
     problem: str | None
 
-    def request(self, values: Sequence[str], body: bytes) -> bytes:
-        """The whole request; `values` are those of the attempt's headers, in the order of their names.
 
-        Raises ValueError for a value that could break out of its line.
+@dataclass(slots=True)
+class Request:
+    """`data` is all that goes to `origin`; where there is a `problem` there is neither. `sent` is for history."""
+
+    origin: Origin | None
+    data: bytes
+    sent: Sent
+    problem: str | None = None
+
+
+class Requests:
+    """Puts requests together. One per event loop."""
+
+    def __init__(self, policy: AddressPolicy) -> None:
+        self._policy = policy
+        self._place_of = lru_cache(maxsize=PLACES)(self._judge)
+        self._lines_of = lru_cache(maxsize=LINES)(_put_together)
+
+    def compose(self, target: Target, headers: Sequence[tuple[str, str]]) -> Request:
+        """The request to `target`; `headers` are the attempt's own, and win over the target's.
+
+        Raises ValueError for those of the attempt that could break out of their line.
         """
+        lines = self._lines_of(target.headers, tuple([name for name, _ in headers]), bool(target.body))
+        values = [value for _, value in headers]
         together = "".join(values)
         # The first question is quick, and nearly always enough.
         if not together.isprintable() and _CONTROL.search(together):
             raise ValueError("a header of the attempt has a control character")
-        own = (self.own_lines % tuple(values)).encode()
-        if body:
-            return b"%b%bContent-Length: %d\r\n\r\n%b" % (self.head, own, len(body), body)
-        return b"%b%b%b" % (self.head, own, b"\r\n" if self.method in _WITHOUT_LENGTH else _NO_BODY)
-
-    def sent(self, headers: Sequence[tuple[str, str]], body_bytes: int) -> Sent:
-        """The request as history keeps it; `headers` are the attempt's."""
         own = (
             tuple((name, masked(name, value)) for name, value in headers)
-            if self.has_secrets
+            if lines.has_secrets
             else tuple(headers)
         )
-        return Sent(self.method, self.url, self.shown + own, body_bytes)
+        body = target.body.encode() if target.body else b""
+        sent = Sent(target.method, target.url, lines.shown + own, len(body))
+        place, path = self._find(target.url)
+        problem = place.problem or lines.problem or _method_problem(target.method)
+        if problem is not None:
+            return Request(None, b"", sent, problem)
+        head = (
+            f"{target.method} {path} HTTP/1.1\r\nHost: {place.host}\r\n{lines.given}{lines.own % tuple(values)}"
+        ).encode()
+        if body:
+            return Request(place.origin, b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body), sent)
+        return Request(place.origin, head + (b"\r\n" if target.method in _WITHOUT_LENGTH else _NO_BODY), sent)
+
+    def _find(self, url: str) -> tuple[_Place, str]:
+        """Where `url` leads, and what the request line says of it."""
+        normal = _NORMAL.fullmatch(url)
+        if normal is not None and len(url) <= MAX_URL:
+            return self._place_of(normal[1]), normal[2]
+        problem = url_problem(url, self._policy)
+        if problem is not None:
+            return _Place(None, "", problem), ""
+        unusual = URL(url, encoded=True)
+        return self._place_of(str(unusual.origin())), unusual.raw_path_qs
+
+    def _judge(self, origin: str) -> _Place:
+        problem = url_problem(f"{origin}/", self._policy)
+        if problem is not None:
+            return _Place(None, "", problem)
+        url = URL(f"{origin}/", encoded=True)
+        return _Place(Origin(url), url.host_port_subcomponent or "")
 
 
 _NO_BODY = b"Content-Length: 0\r\n\r\n"
 
 
-def prepare(
-    method: str,
-    url: str,
+def _put_together(
     given: tuple[tuple[str, str], ...],
-    *,
-    has_body: bool,
     names: tuple[str, ...],
-    policy: AddressPolicy,
-    origin_of: Callable[[URL], Origin],
-) -> Prepared:
-    """Put together what requests to this target share, in the running event loop. `given` are the target's headers,
-    `names` those of the attempt's, which win."""
+    has_body: bool,  # noqa: FBT001 - the cache knows arguments by their place
+) -> _Lines:
     headers = CIMultiDict({"User-Agent": USER_AGENT, "Accept": "*/*"})
     if has_body:
         headers["Content-Type"] = UNTYPED
     headers.update(given)
     headers["Accept-Encoding"] = "identity"
     for name in names:
+        if not _TOKEN.fullmatch(name):
+            raise ValueError("a header of the attempt has an impossible name")
         headers.popall(name, None)
-    problem = url_problem(url, policy) or _form_problem(method, headers, names)
-    return Prepared(
-        method=method,
-        url=url,
-        origin=None if problem else origin_of(URL(url, encoded=True).origin()),
-        head=b"" if problem else _head(method, URL(url, encoded=True), headers),
-        own_lines="".join(f"{name.replace('%', '%%')}: %s\r\n" for name in names),
+    return _Lines(
+        given="".join(f"{name}: {value}\r\n" for name, value in headers.items()),
+        own="".join(f"{name.replace('%', '%%')}: %s\r\n" for name in names),
         shown=tuple((str(name), masked(name, value)) for name, value in headers.items()),
         has_secrets=any(masked(name, "") == MASK for name in names),
-        problem=problem,
+        problem=_header_problem(headers),
     )
 
 
-def _form_problem(method: str, headers: CIMultiDict[str], names: tuple[str, ...]) -> str | None:
+def _header_problem(headers: CIMultiDict[str]) -> str | None:
     """What a target that got into the database past `app.domain.target` must not do to the bytes of a request."""
-    if method not in METHODS:
-        return f"the method is none of {', '.join(METHODS)}"
     for name, value in headers.items():
         if name.lower() in _FRAMING:
             return f"the header {name} is set by the connection and cannot be given"
         if not _TOKEN.fullmatch(name) or _CONTROL.search(value):
             return "a header has a character that cannot be sent"
-    if not all(_TOKEN.fullmatch(name) for name in names):
-        raise ValueError("a header of the attempt has an impossible name")
     return None
 
 
-def _head(method: str, url: URL, headers: CIMultiDict[str]) -> bytes:
-    """The request line and all header lines up to those of the attempt."""
-    lines = [
-        f"{method} {url.raw_path_qs} HTTP/1.1",
-        f"Host: {url.host_port_subcomponent}",
-        *(f"{name}: {value}" for name, value in headers.items()),
-    ]
-    return ("\r\n".join(lines) + "\r\n").encode()
+def _method_problem(method: str) -> str | None:
+    return None if method in METHODS else f"the method is none of {', '.join(METHODS)}"

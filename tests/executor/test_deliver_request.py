@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from aiohttp.client_reqrep import ClientRequest
 from hypothesis import given
 from hypothesis import strategies as st
+from yarl import URL
 
 from app.domain.address import PUBLIC_ONLY, WITH_LOOPBACK
 from app.domain.outcome import Blocked, Delivered
-from app.domain.target import MASK, MAX_BODY_BYTES, Target
+from app.domain.target import MASK, MAX_BODY_BYTES, Target, url_problem
 from app.executor.deliver import Deliverer, open_session
-from app.executor.deliver_request import USER_AGENT, Origin, prepare
+from app.executor.deliver_request import USER_AGENT, Requests
 from app.executor.flight import Flight
 from tests.executor.targets import answer_ok, serve
 from tests.executor.test_deliver import IDENTITY, send
 
 NAMES = tuple(name for name, _ in IDENTITY)
-VALUES = tuple(value for _, value in IDENTITY)
 OWN_LINES = "webhook-id: 0191f3c2\r\nwebhook-signature: v1,c2VjcmV0\r\ncarillon-attempt: 1\r\n"
 
 
@@ -85,8 +86,8 @@ async def test_an_ipv6_host_stands_in_brackets(deliverer: Deliverer) -> None:
 
 @pytest.mark.parametrize("url", ["http://example.com/", "https://example.com/", "https://example.com:443/"])
 async def test_a_default_port_is_not_in_the_host(url: str) -> None:
-    prepared = prepare("GET", url, (), has_body=False, names=(), policy=PUBLIC_ONLY, origin_of=Origin)
-    assert b"\r\nHost: example.com\r\n" in prepared.head
+    request = Requests(PUBLIC_ONLY).compose(Target("GET", url, (), None), ())
+    assert b"\r\nHost: example.com\r\n" in request.data
 
 
 @pytest.mark.parametrize("value", ["x\r\ny: z", "x\ny", "x\ry", "x\x00", "\x7f", "\x1b[2J"])
@@ -104,19 +105,45 @@ async def test_a_header_of_the_attempt_cannot_break_out_of_its_line(deliverer: D
 
 
 async def test_a_head_has_as_many_lines_as_headers_or_is_not_made() -> None:
-    prepared = prepare(
-        "GET", "http://127.0.0.1/", (), has_body=False, names=NAMES, policy=WITH_LOOPBACK, origin_of=Origin
-    )
-    lines = prepared.request(VALUES, b"").count(b"\n")
+    requests = Requests(WITH_LOOPBACK)
+    target = Target("GET", "http://127.0.0.1/", (), None)
+    lines = requests.compose(target, IDENTITY).data.count(b"\n")
 
     @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=3, max_size=3))
     def check(values: list[str]) -> None:
         try:
-            request = prepared.request(values, b"")
+            request = requests.compose(target, tuple(zip(NAMES, values, strict=True))).data
         except ValueError:
             return
         assert request.count(b"\n") == request.count(b"\r") == lines
         assert b"\x00" not in request
+
+    check()
+
+
+SPELLINGS = st.text("abzABZ019-._~/:@!$&'()*+,;=?[]% #\\\"<>\r\n\té", max_size=30)
+
+
+async def test_a_url_that_is_not_looked_at_closely_is_sent_as_one_that_is() -> None:
+    """The short way for URLs in the normal spelling says what the long way says."""
+    requests = Requests(WITH_LOOPBACK)
+
+    @given(
+        st.sampled_from(
+            ["http://127.0.0.1", "http://a.test:81", "https://[::1]:82", "http://A.test", "http://u@a"]
+        ),
+        SPELLINGS,
+    )
+    def check(origin: str, rest: str) -> None:
+        url = origin + rest
+        request = requests.compose(Target("GET", url, (), None), ())
+        assert request.problem == url_problem(url, WITH_LOOPBACK)
+        if request.problem is None:
+            exact = URL(url, encoded=True)
+            line = f"GET {exact.raw_path_qs} HTTP/1.1\r\nHost: {exact.host_port_subcomponent}\r\n"
+            assert request.data.startswith(line.encode())
+            assert request.origin is not None
+            assert request.origin.key == ClientRequest("GET", exact).connection_key
 
     check()
 
