@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -162,10 +162,11 @@ class Settler:
                 logger.exception("settle.mark_failed_refused", extra={"run_id": str(item.lease.ref.id)})
                 return False
 
-    def _acknowledge(self, settlement: type, members: Sequence[_Pending], written: Container[Key]) -> None:
+    def _acknowledge(self, settlement: type, members: Sequence[_Pending], written: Collection[Key]) -> None:
         kept = 0
+        is_all = len(written) == len(members)
         for item, acknowledged in members:
-            is_written = key_of(item.lease) in written
+            is_written = is_all or key_of(item.lease) in written
             if is_written:
                 kept += 1
             else:

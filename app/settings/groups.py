@@ -152,7 +152,7 @@ class DatabaseSettings(_Group):
     pool_size: int = Field(
         default=10, ge=2, le=500, description="Connections for settling, maintenance and the API."
     )
-    claim_pool_size: int = Field(default=4, ge=2, le=100, description="Connections for claims and planning.")
+    claim_pool_size: int = Field(default=5, ge=2, le=100, description="Connections for claims and planning.")
     statement_timeout: Duration = Field(
         default=_s(15),
         ge=_ms(100),
@@ -298,7 +298,7 @@ class PlannerSettings(_Group):
         description="How long before its time an occurrence gets its run.",
     )
     batch: int = Field(
-        default=500, ge=1, le=5000, description="Schedules that one planner transaction locks."
+        default=1000, ge=1, le=5000, description="Schedules that one planner transaction locks."
     )
     rows_per_batch: int = Field(
         default=5000, ge=1, le=50_000, description="Runs that one planner transaction writes."

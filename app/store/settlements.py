@@ -7,7 +7,7 @@ they wrote, by their keys; one that is missing was not ours any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -66,7 +66,9 @@ _EVIDENCE = """
 )
 SELECT scheduled_for, id, token FROM written"""
 
-# What nearly all runs end with, so it carries only what an answered attempt has: `_answered` makes its columns.
+
+# What nearly all runs end with, so it carries only what an answered attempt has (`_answered` makes its columns), and
+# names what it wrote only when that is not all.
 COMPLETE = """WITH given AS (
     SELECT *
       FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::text[], $5::int[], $6::timestamptz[],
@@ -93,12 +95,18 @@ COMPLETE = """WITH given AS (
       FROM written
         ON CONFLICT (run_id, scheduled_for, attempt) DO NOTHING
 )
-SELECT scheduled_for, id, token FROM written"""
+SELECT told.amount, w.scheduled_for, w.id, w.token
+  FROM (SELECT count(*) AS amount FROM written) AS told
+  LEFT JOIN written AS w ON told.amount < $16"""
 
 
 async def complete(conn: Connection, items: Sequence[Settled]) -> set[Key]:
     """The runs have succeeded, each by an answer that was judged good."""
-    return await _write(conn, COMPLETE, items, row=_answered)
+    ordered = sorted(items, key=lambda item: key_of(item.lease))
+    rows = await conn.fetch(COMPLETE, *_columns(map(_answered, ordered)), len(ordered))
+    if rows[0][0] == len(ordered):
+        return {key_of(item.lease) for item in ordered}
+    return {(row[1], row[2], row[3]) for row in rows if row[2] is not None}
 
 
 # A cancel asked for meanwhile must not wait for the backoff: due at once, the next claim settles it as cancelled.
@@ -108,7 +116,7 @@ RETRY = f"""{_GIVEN}status = 'retrying', reason = NULL,
 
 async def retry(conn: Connection, items: Sequence[Settled]) -> set[Key]:
     """The runs get another attempt after their delay."""
-    return await _write(conn, RETRY, items, row=_any_end)
+    return await _write(conn, RETRY, items)
 
 
 # A run that ends unsent gives back the attempt that its claim spent: `attempt` counts what has begun. A fault of ours
@@ -122,7 +130,7 @@ FAIL = f"{_GIVEN}status = 'failed', {_ENDS}{_EVIDENCE}"
 
 async def fail(conn: Connection, items: Sequence[Settled]) -> set[Key]:
     """The runs have failed for good, each with its reason."""
-    return await _write(conn, FAIL, items, row=_any_end)
+    return await _write(conn, FAIL, items)
 
 
 CANCEL = f"{_GIVEN}status = 'cancelled', {_ENDS}{_EVIDENCE}"
@@ -130,7 +138,7 @@ CANCEL = f"{_GIVEN}status = 'cancelled', {_ENDS}{_EVIDENCE}"
 
 async def cancel(conn: Connection, items: Sequence[Settled]) -> set[Key]:
     """The runs end cancelled, each with its reason; evidence only where a request may have left."""
-    return await _write(conn, CANCEL, items, row=_any_end)
+    return await _write(conn, CANCEL, items)
 
 
 MARK_FAILED = """UPDATE job_run AS r
@@ -170,13 +178,14 @@ async def written_before(conn: Connection, items: Sequence[Settled]) -> set[Key]
     return {(row[0], row[1], row[2]) for row in rows}
 
 
-async def _write(
-    conn: Connection, statement: str, items: Sequence[Settled], *, row: Callable[[Settled], tuple[Any, ...]]
-) -> set[Key]:
+async def _write(conn: Connection, statement: str, items: Sequence[Settled]) -> set[Key]:
     ordered = sorted(items, key=lambda item: key_of(item.lease))
-    table = [row(item) for item in ordered]
-    rows = await conn.fetch(statement, *zip(*table, strict=True))
+    rows = await conn.fetch(statement, *_columns(map(_any_end, ordered)))
     return {(row[0], row[1], row[2]) for row in rows}
+
+
+def _columns(table: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return list(zip(*table, strict=True))
 
 
 def _answered(item: Settled) -> tuple[Any, ...]:

@@ -235,7 +235,6 @@ async def _explain(conn: Connection, statement: str, *arguments: object, before:
     text = await conn.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE explained{values}")
     await conn.execute("DEALLOCATE explained")
     [answer] = json.loads(text)
-    __import__("pathlib").Path("/tmp/plan/h8_plan.json").write_text(text)
     root = answer["Plan"]
     nodes = list(_nodes(root))
     return Plan(nodes, root["Shared Hit Blocks"] + root["Shared Read Blocks"])
@@ -410,7 +409,9 @@ SETTLING: list[tuple[str, Settlement, Callable[[Settled], tuple[Any, ...]]]] = [
 async def test_settling_finds_its_runs_by_key(plain: Connection, known: Backlog, before: int) -> None:
     for statement, settlement, row in SETTLING:
         items = [Settled(run.lease, settlement, evidence()) for run in await _held(plain)]
-        columns = [list(column) for column in zip(*map(row, items), strict=True)]
+        columns: list[Any] = [list(column) for column in zip(*map(row, items), strict=True)]
+        if statement == settlements.COMPLETE:
+            columns.append(len(items))
         await _assert_found_by_key(plain, known, statement, *columns, before=before)
 
 
@@ -460,13 +461,22 @@ async def test_planning_writes_without_reading_the_backlog(guarded: Connection) 
     start = (await partitions.current_month(guarded)).start + timedelta(days=27)
     at = [start + place * SECOND for place in range(LIMIT)]
     inserting = await _explain(
-        guarded, planning.INSERT_RUNS, ids, at, [row[1] for row in due], ids, [1] * LIMIT, [5] * LIMIT, later
+        guarded,
+        planning.INSERT_RUNS,
+        ids,
+        at,
+        [row[1] for row in due],
+        ids,
+        [1] * LIMIT,
+        [5] * LIMIT,
+        later,
+        LIMIT,
     )
     assert inserting.scans_of("job_run") == []
     assert inserting.pages <= LIMIT * 60
     for statement, arguments in (
         (planning.LOCK_AGAIN, (ids, [1] * LIMIT, read)),
-        (planning.ADVANCE, (ids, read, later, read)),
+        (planning.ADVANCE, (ids, read, later, read, LIMIT)),
     ):
         plan = await _explain(guarded, statement, *arguments)
         [scan] = plan.scans_of("schedule")
