@@ -66,7 +66,7 @@ def test_the_database_is_all_that_must_be_said() -> None:
     assert settings.roles == frozenset(Role)
     assert settings.claim.mode is ClaimMode.POSTGRES
     assert settings.planner.lookahead == timedelta(seconds=5)
-    assert settings.executor.slots == 200
+    assert settings.executor.slots == 400
     assert settings.retention.detached is Detached.KEEP
     assert settings.api.key is None
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,63}", settings.replica)
@@ -111,7 +111,7 @@ def test_the_environment_of_the_process_is_read_when_none_is_given(monkeypatch: 
 
 def test_the_environment_has_no_second_door(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCHEDULER_EXECUTOR_SLOTS", "7")
-    assert load().executor.slots == 200
+    assert load().executor.slots == 400
     with pytest.raises(ValidationError):
         Settings()  # type: ignore[call-arg]
 
@@ -161,7 +161,7 @@ def test_variables_of_others_are_none_of_our_business() -> None:
     settings = load_settings(
         {"SCHEDULER_DATABASE_URL": URL, "PATH": "/bin", "SCHEDULERX_SLOTS": "1", "EXECUTOR_SLOTS": "1"}
     )
-    assert settings.executor.slots == 200
+    assert settings.executor.slots == 400
 
 
 @pytest.mark.parametrize(

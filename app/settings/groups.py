@@ -332,9 +332,9 @@ class PlannerSettings(_Group):
 class ExecutorSettings(_Group):
     """From claims to settled deliveries."""
 
-    slots: int = Field(default=200, ge=1, le=10_000, description="Deliveries that one replica runs at once.")
+    slots: int = Field(default=400, ge=1, le=10_000, description="Deliveries that one replica runs at once.")
     batch: int = Field(
-        default=100, ge=1, le=1000, description="Runs per claim at most; idle slots bound it too."
+        default=200, ge=1, le=1000, description="Runs per claim at most; idle slots bound it too."
     )
     tenant_share: float = Field(
         default=0.5,
@@ -356,7 +356,7 @@ class ExecutorSettings(_Group):
         description="How long a stopping replica lets its deliveries finish.",
     )
     settle_batch: int = Field(
-        default=200, ge=1, le=1000, description="Results written in one transaction at most."
+        default=400, ge=1, le=1000, description="Results written in one transaction at most."
     )
     settle_wait: Duration = Field(
         default=_ms(5),

@@ -41,7 +41,7 @@ def duration_text(value: timedelta) -> str:
     micros = value // timedelta(microseconds=1)
     for unit in ("d", "h", "m", "s", "ms"):
         size = int(_UNITS[unit] * 1_000_000)
-        if micros >= size and micros % size == 0:
+        if micros >= size and micros % size == 0 and micros // size < 10**9:  # no more digits than are read
             return f"{micros // size}{unit}"
     return f"{micros // 1_000_000}.{micros % 1_000_000:06}".rstrip("0").rstrip(".") + "s"
 

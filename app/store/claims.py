@@ -226,32 +226,35 @@ async def due_tenants(
     )
 
 
-# An array of the few: its cost is what has become due since the last look, not what waits.
-NEWLY_DUE = """SELECT now() - $1::interval,
-       ARRAY(SELECT DISTINCT fresh.tenant_id
-               FROM (SELECT tenant_id
-                       FROM job_run
-                      WHERE status IN ('pending', 'retrying')
-                        AND fire_after > $2::timestamptz
-                        AND fire_after <= now() - $1::interval
-                      ORDER BY fire_after, id
-                      LIMIT $3) AS fresh)"""
+# Its cost is what has become due since the last look, not what waits.
+NEWLY_DUE = """SELECT now() - $1::interval, count(*) = $3, array_agg(DISTINCT fresh.tenant_id)
+  FROM (SELECT tenant_id
+          FROM job_run
+         WHERE status IN ('pending', 'retrying')
+           AND fire_after > $2::timestamptz
+           AND fire_after <= now() - $1::interval
+         ORDER BY fire_after, id
+         LIMIT $3) AS fresh"""
 
 
 @dataclass(frozen=True, slots=True)
 class NewlyDue:
-    """Tenants with runs that became due after `since` and up to `until`, which the next look starts from."""
+    """Tenants with runs that became due after `since` and up to `until`, which the next look starts from.
+
+    `is_cut` when there may be more of them.
+    """
 
     tenants: list[TenantId]
     until: datetime
+    is_cut: bool
 
 
 async def newly_due(
     conn: Connection, *, since: datetime | None, limit: int, overdue_by: timedelta = timedelta()
 ) -> NewlyDue:
     """Look at the first `limit` runs that became due after `since`; with None at none, for the time to start from."""
-    [(until, tenants)] = await conn.fetch(NEWLY_DUE, overdue_by, since, limit)
-    return NewlyDue([TenantId(tenant) for tenant in tenants], until)
+    [(until, is_cut, tenants)] = await conn.fetch(NEWLY_DUE, overdue_by, since, limit)
+    return NewlyDue([TenantId(tenant) for tenant in tenants or ()], until, is_cut)
 
 
 NEXT_DUE = """SELECT fire_after - now()

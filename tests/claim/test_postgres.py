@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -22,7 +22,7 @@ from app.claim.due import DueClaims
 from app.claim.grant import Grants
 from app.claim.load import TenantLoad
 from app.claim.postgres import Pace, PostgresClaims
-from app.domain.ids import TenantId
+from app.domain.ids import RunId, TenantId
 from app.domain.run import ClaimedRun, RunRef
 from app.errors import StoreUnavailable
 from app.store import claims, leases
@@ -39,6 +39,7 @@ from tests.factories_runs import (
     seed_run,
     seed_runs,
     seed_schedule,
+    set_run,
     tenant_number,
 )
 from tests.tcp_proxy import tcp_proxy
@@ -278,6 +279,43 @@ async def test_a_tenant_that_becomes_due_during_the_backlog_of_another_has_its_t
     late = await seed_run(db)
     clock.now += due.DISCOVER_EVERY
     assert late in _refs(await rig.claims.claim(10))
+
+
+async def test_a_run_that_becomes_due_now_does_not_wait_for_the_next_walk(
+    db: Connection, claim_pool: Pool, clock: Clock
+) -> None:
+    await seed_runs(db, await seed_schedule(db), 300, due_ago=60 * SECOND)
+    rig = _rig(claim_pool)
+    for _ in range(3):
+        assert len(await rig.claims.claim(10)) == 10
+    fresh = await _due_from_now(db, 3)
+    clock.now += 2 * due.FRESH_EVERY
+    assert fresh <= {ref.id for ref in _refs(await rig.claims.claim(10))}
+
+
+async def test_more_newly_due_runs_than_one_look_takes_are_left_to_a_walk_at_once(
+    db: Connection, claim_pool: Pool, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due, "FRESH_AT_MOST", 2)
+    await seed_runs(db, await seed_schedule(db), 300, due_ago=60 * SECOND)
+    rig = _rig(claim_pool)
+    for _ in range(3):
+        assert len(await rig.claims.claim(10)) == 10
+    fresh = await _due_from_now(db, 5)
+    claimed: set[RunId] = set()
+    for _ in range(2):
+        clock.now += 2 * due.FRESH_EVERY
+        claimed |= {ref.id for ref in _refs(await rig.claims.claim(10))}
+    assert fresh <= claimed
+
+
+async def _due_from_now(db: Connection, amount: int) -> set[RunId]:
+    """Runs of as many tenants that became due this moment."""
+    refs = [await seed_run(db) for _ in range(amount)]
+    now: datetime = await db.fetchval("SELECT clock_timestamp()")
+    for ref in refs:
+        await set_run(db, ref, fire_after=now)
+    return {ref.id for ref in refs}
 
 
 async def test_what_lies_behind_the_cursor_is_found_by_the_next_sweep(

@@ -56,16 +56,24 @@ def _serve(ring: TenantRing, shares: list[Share], backlog: Counter[TenantId]) ->
     return runs
 
 
-def test_with_more_tenants_than_slots_each_gets_one_in_turn() -> None:
-    ring, tenants = _ring(250)
-    backlog = Counter(dict.fromkeys(tenants, 9))
-    asked: list[TenantId] = []
-    for _ in range(3):
-        shares = ring.deal(100, _load())
-        assert {share.limit for share in shares} == {1}
-        asked += [share.tenant_id for share in shares]
-        _serve(ring, shares, backlog)
-    assert asked == (tenants + tenants)[:300]
+def test_with_more_tenants_than_slots_each_gets_one_in_turn_then_two_then_four() -> None:
+    ring, tenants = _ring(200)
+    backlog = Counter(dict.fromkeys(tenants, 99))
+    for quantum in (1, 2, 4, 4):
+        asked: list[TenantId] = []
+        while len(asked) < len(tenants):
+            shares = ring.deal(100, _load())
+            assert {share.limit for share in shares} == {quantum}
+            asked += [share.tenant_id for share in shares]
+            _serve(ring, shares, backlog)
+        assert asked == tenants
+
+
+def test_who_has_just_become_due_comes_first_and_keeps_no_place_twice() -> None:
+    ring, tenants = _ring(3)
+    late = TenantId(UUID(int=99))
+    ring.join_first([late, tenants[2]])
+    assert [share.tenant_id for share in ring.deal(4, _load())] == [late, *tenants]
 
 
 def test_with_fewer_tenants_than_slots_the_slots_are_spread_evenly() -> None:

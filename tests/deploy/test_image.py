@@ -112,7 +112,7 @@ def test_the_wheel_has_the_code_and_the_migrations_and_nothing_else(wheel: Path)
         migrations = {
             name: archive.read(name).decode() for name in inside if name.startswith("app/migrations/")
         }
-    code = {str(path.relative_to(ROOT)) for path in (ROOT / "app").rglob("*.py")}
+    code = {str(path.relative_to(ROOT)) for kind in ("*.py", "*.css") for path in (ROOT / "app").rglob(kind)}
     assert inside - set(migrations) == code
     assert migrations == {
         f"app/migrations/{path.name}": path.read_text() for path in (ROOT / "migrations").glob("*.sql")
