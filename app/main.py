@@ -56,6 +56,8 @@ SETTLE_WITHIN = timedelta(seconds=5)
 LEAVE_WITHIN = timedelta(seconds=5)
 RECOVERY = timedelta(seconds=2)
 """The longest pause of planner and claims between two tries while the database is away."""
+SETTLE_CONNECTIONS = 2
+"""One group is written at a time; the other is for what follows a lost connection."""
 SILENCE = timedelta(seconds=5)
 """Past its own time-out for a statement, the server is given this long before a connection counts as dead."""
 GAUGES_EVERY = timedelta(seconds=10)
@@ -63,10 +65,16 @@ GAUGES_EVERY = timedelta(seconds=10)
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """`claim` is for claims, planner and reaper alone: its sessions run under PLAN_GUARDS. `main` is for the rest."""
+    """`claim` is for claims, planner and reaper alone, `settle` for settling: their sessions run under PLAN_GUARDS.
+    `main` is for the rest.
+
+    Settling stands on its own, so that a result waits neither for a planner's batch nor for an API query. Without the
+    guards it may hash the whole backlog for each group, and keep that plan: a burst took four times as long.
+    """
 
     main: Pool
     claim: Pool
+    settle: Pool
 
 
 @dataclass(slots=True)
@@ -104,7 +112,7 @@ class Replica:
         self._claims = build_claims(settings, pools, self._load, self._rng)
         self._keeper = LeaseKeeper(self._keeper_connection, ttl=executor.lease_ttl)
         self._settler = Settler(
-            pools.main, batch=executor.settle_batch, wait=executor.settle_wait, rng=self._rng
+            pools.settle, batch=executor.settle_batch, wait=executor.settle_wait, rng=self._rng
         )
         address_policy = WITH_LOOPBACK if executor.allow_loopback_targets else PUBLIC_ONLY
         self._deliverer = open_session(address_policy, connections=executor.slots)
@@ -137,7 +145,11 @@ class Replica:
     async def run(self, stop: Signals) -> int:
         metrics.BUILD_INFO.labels(version("carillon")).set(1)
         metrics.TZDATA_INFO.labels(TZDATA_VERSION).set(1)
-        for name, pool in (("main", self._pools.main), ("claim", self._pools.claim)):
+        for name, pool in (
+            ("main", self._pools.main),
+            ("claim", self._pools.claim),
+            ("settle", self._pools.settle),
+        ):
             metrics.watch_pool(name, size=pool.get_size, idle=pool.get_idle_size)
         self._api.bind()
         await self._claims.open()
@@ -322,7 +334,15 @@ async def _pools(settings: Settings) -> AsyncIterator[Pools]:
             command_timeout=patience,
         )
         stack.push_async_callback(close_pool, claim)
-        yield Pools(main, claim)
+        settle = await create_pool(
+            database.dsn,
+            size=SETTLE_CONNECTIONS,
+            application_name=f"{name} settle",
+            settings={**timeout, **PLAN_GUARDS},
+            command_timeout=patience,
+        )
+        stack.push_async_callback(close_pool, settle)
+        yield Pools(main, claim, settle)
 
 
 async def _bounded(what: str, work: Awaitable[None], within: timedelta) -> None:

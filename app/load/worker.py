@@ -24,7 +24,7 @@ from app.domain.run import ClaimedRun, Complete, Evidence, Settled
 from app.executor.attempt import database_time
 from app.executor.settler import Settler
 from app.local.processes import end_with_parent
-from app.main import Pools, build_claims
+from app.main import SETTLE_CONNECTIONS, Pools, build_claims
 from app.settings import Settings, load_settings
 from app.store.pool import PLAN_GUARDS, Connection, close_pool, connect, create_pool
 
@@ -63,7 +63,7 @@ class Worker:
         self._load = TenantLoad(slots=executor.slots, cap=executor.slots_per_tenant)
         self._claims = build_claims(settings, pools, self._load, rng)
         self._keeper = LeaseKeeper(self._keeper_connection, ttl=executor.lease_ttl)
-        self._settler = Settler(pools.main, batch=executor.settle_batch, wait=executor.settle_wait, rng=rng)
+        self._settler = Settler(pools.settle, batch=executor.settle_batch, wait=executor.settle_wait, rng=rng)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, stopped: asyncio.Event) -> None:
@@ -147,7 +147,11 @@ async def _pools(settings: Settings, stack: contextlib.AsyncExitStack) -> Pools:
         dsn, size=database.claim_pool_size, application_name=f"{name} claim", settings=PLAN_GUARDS
     )
     stack.push_async_callback(close_pool, claim)
-    return Pools(main, claim)
+    settle = await create_pool(
+        dsn, size=SETTLE_CONNECTIONS, application_name=f"{name} settle", settings=PLAN_GUARDS
+    )
+    stack.push_async_callback(close_pool, settle)
+    return Pools(main, claim, settle)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ PLAN_GUARDS: Final[Mapping[str, str]] = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
-"""For the connections of claim and planner, and nothing else: 2 to 3 ms per claim of 100 whatever the
+"""For the connections of claims, planner and settling, and nothing else: 2 to 3 ms per claim of 100 whatever the
 statistics say. Without them a partition that was never analysed costs 85 to 125 ms, a generic plan 15 to
 24."""
 

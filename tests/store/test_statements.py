@@ -27,7 +27,7 @@ from app.store import claims, leases, orders, partitions, planning, settlements
 from app.store.claims import LEFT_END, Share
 from app.store.migrations import apply_all
 from app.store.pool import PLAN_GUARDS, Connection, close, connect
-from tests.factories_runs import SECOND, TTL, evidence, grant, tenant_number
+from tests.factories_runs import SECOND, TTL, evidence, grant, seed_backlog, tenant_number
 from tests.servers import DatabaseServer, run
 
 RUNS = 100_000
@@ -406,13 +406,33 @@ SETTLING: list[tuple[str, Settlement, Callable[[Settled], tuple[Any, ...]]]] = [
 
 
 @each_turn
-async def test_settling_finds_its_runs_by_key(plain: Connection, known: Backlog, before: int) -> None:
+async def test_settling_finds_its_runs_by_key(guarded: Connection, known: Backlog, before: int) -> None:
+    """From the first group on: a plan made while the month was small is kept when it has grown."""
     for statement, settlement, row in SETTLING:
-        items = [Settled(run.lease, settlement, evidence()) for run in await _held(plain)]
+        items = [Settled(run.lease, settlement, evidence()) for run in await _held(guarded)]
         columns: list[Any] = [list(column) for column in zip(*map(row, items), strict=True)]
         if statement == settlements.COMPLETE:
             columns.append(len(items))
-        await _assert_found_by_key(plain, known, statement, *columns, before=before)
+        plan = await _explain(guarded, statement, *columns, before=before)
+        _assert_bounded(plan, months=known.months, index=KEY, rows=2 * LIMIT, pages=LIMIT * PAGES_PER_ROW)
+
+
+async def test_a_group_is_found_by_key_in_a_month_that_has_just_begun(db: Connection, dsn: str) -> None:
+    """Six thousand runs are few enough to be hashed for a large group, unless the session forbids it."""
+    first = await partitions.current_month(db)
+    await seed_backlog(db, 6_000, tenants=10, months=[first.start])
+    conn = await connect(dsn, application_name="carillon tests, settling", settings=PLAN_GUARDS)
+    try:
+        items = [
+            Settled(run.lease, Complete(), evidence())
+            for run in await claims.claim_due(conn, grant(), limit=400)
+        ]
+        columns = [list(column) for column in zip(*map(settlements._answered, items), strict=True)]
+        plan = await _explain(conn, settlements.COMPLETE, *columns, len(items), before=0)
+    finally:
+        await close(conn)
+    assert len(items) == 400
+    assert plan.pages <= 400 * PAGES_PER_ROW
 
 
 @each_turn
